@@ -42,25 +42,17 @@ from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
 from redisacc._protocol.lifecycle.opening import open_accumulator
 from redisacc._protocol.lifecycle.step_wait import StepWait
 from redisacc._protocol.rounds.current_round import RecordReader, read_round
-from redisacc._protocol.rounds.take_wait import History, demand_of, leave
+from redisacc._protocol.rounds.take_wait import History, demand_of
 from redisacc._protocol.rounds.taker import TakenRound, Taker
 from redisacc._protocol.scripts import OF_ACCUMULATORS, Scripts
 from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.waiting.lifetime import Closing, Lifetime
 from redisacc._telemetry.operation import NOT_OBSERVED, Operation
 from redisacc._telemetry.telemetry import Telemetry
-from redisacc._text import shown
 from redisacc._wire.connect import connect, warn_if_evicting
-from redisacc.errors import CorruptDataError
 
 # The result of a take: an array, IndexedSlices, or a tree of both.
 G = TypeVar("G")
-
-
-# How many takes that wait are removed for a chief that begins. Usually there is one, its predecessor's.
-_MOST_TAKES = 16
-# No token is longer, in bytes.
-_LONGEST_TOKEN = 200
 
 
 @functools.lru_cache(maxsize=1)
@@ -600,7 +592,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         skip_lost = validation.flag(skip_lost, "skip_lost")
         taken = self._recover(token, skip_lost=skip_lost)
         if taken is None:
-            with self._kept_round(token) as kept:
+            with self._taker.handing_out_kept(token) as kept:
                 yield kept
             return
         yield taken.round
@@ -613,26 +605,6 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             if taken is not None:
                 _note_round(operation, taken)
         return taken
-
-    @contextlib.contextmanager
-    def _kept_round(self, token: str | None) -> Iterator[Round[G] | None]:
-        """Hands out a round that the server has removed and an interrupted ``take_grad`` has not returned.
-
-        If the block raises, the handle keeps it.
-        """
-        taker = self._taker
-        kept = next((kept for kept in taker.kept if token in (None, kept.token)), None)
-        if kept is None:
-            yield None
-            return
-        try:
-            # From here on, no other thread has it.
-            taker.kept.remove(kept)
-            yield kept.round if taker.finish(kept, None) else None
-        except BaseException:
-            if kept not in taker.kept:
-                taker.kept = [kept, *taker.kept]
-            raise
 
     def _take(
         self,
@@ -656,19 +628,6 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             taken = take()
             _note_round(operation, taken)
         return taken
-
-    def _end_takes(self) -> None:
-        """Removes the takes that wait. One of a process that died would hold up the next for as long as its lease.
-
-        A take that is still alive puts itself into the queue again within a second. One that was granted a round in the
-        meantime keeps it.
-        """
-        tokens = self._transport.call("ZRANGE", self._keys.queue, 0, _MOST_TAKES - 1)
-        if not isinstance(tokens, list) or not all(isinstance(token, bytes) for token in tokens):
-            raise CorruptDataError(f"{self._keys.queue}: ZRANGE replied {shown(tokens)}, not tokens")
-        for token in tokens:
-            if len(token) <= _LONGEST_TOKEN:
-                leave(self._scripts, token.decode(errors="replace"))
 
     # Ending
 

@@ -17,6 +17,7 @@ from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.environment import Place
 from redisacc._protocol.parameters.marks import whereabouts
 from redisacc._protocol.parameters.publisher import schema_of
+from redisacc._protocol.rounds.take_wait import end_takes
 from redisacc._protocol.scripts import StaleSequenceError
 from redisacc._protocol.waiting.wait import WaitLog
 from redisacc._text import shown
@@ -370,7 +371,7 @@ class Reconciliation(Participant):
         self._quorum = QuorumKeeper(self._options.quorum, handle, self._crew, self._transport, self.shared_name)
         self._quorum.until = self._last
         # This process has the chief's lease, so they are of predecessors.
-        handle._end_takes()
+        end_takes(handle._transport, handle._keys, handle._scripts)
         self._view.has_quorum, self._view.may_be_left = False, True
 
     def _ask(self) -> None:

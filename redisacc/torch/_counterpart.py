@@ -200,3 +200,9 @@ def _number(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.item()
     return tuple(map(_number, value)) if isinstance(value, (tuple, list)) else value
+
+
+def lr_metric(found: Counterpart | None, groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns the learning rate as a metric, if there is one: some optimizers choose it themselves."""
+    lr = groups[0].get(LR) if found is None else found.lr(groups)
+    return {} if lr is None else {LR: float(lr)}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn, SupportsFloat, Unpack
@@ -16,7 +15,7 @@ import torch
 from redisacc._arrays.metrics import Means
 from redisacc._checkpoints.address import place_of
 from redisacc._checkpoints.folder import Folder
-from redisacc._handles.environment import Place, place
+from redisacc._handles.environment import place
 from redisacc._handles.options import check_names, with_options
 from redisacc._text import shown
 from redisacc._training.local_steps import LocalSteps
@@ -25,15 +24,17 @@ from redisacc._training.training import Training
 from redisacc.errors import ConflictError, InvalidArgumentError
 from redisacc.optim.algorithms import MeanGradient
 from redisacc.optim.base import positive
-from redisacc.torch._changes import Changes
-from redisacc.torch._counterpart import LR, Counterpart, counterpart, trained_names
+from redisacc.torch._counterpart import LR, lr_metric
 from redisacc.torch._groups import OPTIONS, digest_text
+from redisacc.torch._hooks import Hooks
 from redisacc.torch._local import TorchModel
 from redisacc.torch._mean import EVERY, MeanSteps
 from redisacc.torch._rest import Rest
 from redisacc.torch._sampler import Progress, Sampler, sampler
-from redisacc.torch._state import plain, state_of, torch_state, write
-from redisacc.torch._upload import Gradients, watch
+from redisacc.torch._state import state_of, torch_state
+from redisacc.torch._upload import Gradients
+from redisacc.torch._weights import Weights
+from redisacc.torch._wrapped import Wrapped
 
 logger = logging.getLogger("redisacc")
 
@@ -145,57 +146,33 @@ class Optimizer(torch.optim.Optimizer):
         **options: Unpack[TrainingOptions],
     ) -> None:
         check_names(options, TrainingOptions, type(self).__name__)
-        local = optimizer if isinstance(optimizer, LocalSteps) else None
-        inner: Any = optimizer if local is None else local.optimizer
-        gradients = gradient_options(options.get("accumulator"))
-        sparse = gradients.get("sparse") or ()
-        if isinstance(sparse, bool):
-            raise InvalidArgumentError(f"sparse must list names of parameters, not be {sparse}")
-        here = place()
-        _check(inner, model, here)
-        names = {parameter: plain(name) for name, parameter in model.named_parameters()}
-        rows = _sparse_names(model, names, sparse)
-        needs_fused = bool(rows) or ema is not None
-        found = None
-        if local is None:
-            found = _translated(inner, names, fused, needs_fused=needs_fused, clip_norm=clip_norm, ema=ema)
-        has_mean = local is None and found is None
-        if has_mean:
-            # Mean gradients are published, and no weights.
-            _check_alone(inner, names, "fused=False", ema=ema, sparse=sorted(rows) or None)
-        elif local is not None:
-            _check_alone(inner, names, "LocalSteps", ema=ema, sparse=[*sparse] or None, clip_norm=clip_norm)
-        self._is_open = self._has_started = self._has_new_gradients = self._has_warned_of_reset = False
-        self._hooks: list[Any] = []
-        self._forward_hooks: list[Any] = []
+        gradients, here = gradient_options(options.get("accumulator")), place()
+        wrapped = Wrapped(
+            optimizer, model, here, fused, clip_norm=clip_norm, ema=ema, sparse=gradients.get("sparse") or ()
+        )
+        inner, local, found, has_mean = wrapped.inner, wrapped.local, wrapped.counterpart, wrapped.has_mean
+        self._is_open = self._has_started = False
+        self._hooks = Hooks()
         # The groups are the same dicts, so a scheduler may have either optimizer.
         super().__init__(inner.param_groups, inner.defaults)
         self._is_open = True
         # As if it had a state: torch's get_optimizer_state_dict makes a step with one that has none.
         self.state = State(dict)
         self._inner, self._counterpart = inner, found
-        every = {names[each]: each for group in inner.param_groups for each in group["params"]}
-        # With the mean, frozen ones may be trained later.
-        may_be_frozen = (torch.float32, torch.float64) if has_mean else ()
-        self._tensors = {
-            name: each for name, each in every.items() if each.requires_grad or each.dtype in may_be_frozen
-        }
-        self._frozen = {name: each for name, each in every.items() if name not in self._tensors}
-        self._dtypes = {name: each.dtype for name, each in self._tensors.items()}
-        self._rows = rows & self._tensors.keys() if found else set()
+        self._tensors, self._rows = wrapped.tensors, wrapped.rows
+        self._weights = Weights(shared_name, self._tensors, wrapped.frozen, is_shared=local is None)
         mean = MeanSteps(inner, model, self._tensors, snapshot_every, clip_norm) if has_mean else None
         self._mean, self._until = mean, until
         self._steps: Iterator[tuple[int, Any]] | None = None
-        self._step, self._jumped, self._is_finished = -1, 0, False
-        self._first_step = -1
-        self._schedulers: list[Any] = []
+        self._progress = Progress()
         self._sampler: Sampler | None = None
         self._workers = here.workers if workers is None else workers
         options["accumulator"] = {**gradients, "sparse": sorted(self._rows)}
+        alone = local and replace(local, optimizer=TorchModel(inner, self._tensors, self._weights.write))
         self.training = Training(
             shared_name,
             mean.gradients() if mean else {name: each.numpy(force=True) for name, each in self._tensors.items()},
-            optimizer=MeanGradient() if mean else found.optimizer if found else self._alone(local),
+            optimizer=found.optimizer if found else alone or MeanGradient(),
             state=state_of(inner, self._tensors, found.optimizer) if found else None,
             workers=self._workers,
             number=number,
@@ -204,11 +181,10 @@ class Optimizer(torch.optim.Optimizer):
         # Others need not wait for this process's leases once it has ended.
         weakref.finalize(self, self.training.close)
         self._gradients = Gradients(self.training, self._tensors, self._rows)
-        self._changes = None if local else Changes(self._tensors)
-        # With the mean, they are in the snapshots.
-        frozen = {name: each for each, name in names.items() if name not in self._tensors and not mean}
-        buffers = {plain(name): each for name, each in model.named_buffers()}
-        self._rest = Rest(self.training.shared_name, options.get("redis"), frozen, buffers)
+        # With the mean, frozen ones are in the snapshots.
+        self._rest = Rest(
+            self.training.shared_name, options.get("redis"), {} if mean else wrapped.untrained, wrapped.buffers
+        )
         self._begin(model, options.get("redis"), is_local=local is not None)
 
     def _begin(self, model: torch.nn.Module, redis: object, *, is_local: bool) -> None:
@@ -235,27 +211,17 @@ class Optimizer(torch.optim.Optimizer):
         except BaseException:
             self.close()
             raise
-        first_pass = FirstPass(_weak(self._start))
-        self._forward_hooks = [
-            module.register_forward_pre_hook(first_pass)
-            for module in model.modules()
-            if not isinstance(module, torch.jit.ScriptModule)
-        ]
-        self._hooks = [] if is_local else watch(self._tensors, _weak(self._ready))
+        self._hooks.before_first_pass(model, self._start)
         if not is_local:
-            refuse = _weak(self._refuse)
-            self._hooks.append(inner.register_step_pre_hook(lambda inner, *_: refuse(inner)))
+            self._hooks.after_gradients(self._tensors, self._ready)
+            self._hooks.before_steps(inner, self._refuse)
         if self.training_step and any(_has_new_statistics(module) for module in model.modules()):
             logger.warning(
                 "%s: the training is at step %d, and the statistics of BatchNorm begin in this process now. Before you "
                 "evaluate or save the model, call sync_buffers(), or torch.optim.swa_utils.update_bn(loader, model)",
                 self.training.shared_name,
-                self._step,
+                self._progress.at,
             )
-
-    def _alone(self, local: LocalSteps | None) -> LocalSteps:
-        assert local is not None
-        return replace(local, optimizer=TorchModel(local.optimizer, self._tensors, _weak(self._write)))
 
     def __enter__(self) -> Optimizer:
         return self
@@ -269,12 +235,12 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def training_step(self) -> int:
         """The step of the weights in the model: how many updates they have seen."""
-        return max(self._step, 0)
+        return self._progress.step
 
     @property
     def finished(self) -> bool:
         """Whether the training is finished: ``until`` is reached, or a process has called ``finish``."""
-        return self._is_finished
+        return self._progress.finished
 
     def _start(self, has_gradients: bool) -> None:
         """Begins in the first pass that computes gradients: the weights that the model has by then are the training's.
@@ -285,11 +251,10 @@ class Optimizer(torch.optim.Optimizer):
         if self._has_started:
             return
         self._has_started = True
-        for hook in self._forward_hooks:
-            hook.remove()
-        self._check_dtypes()
-        if self._step >= 0:
-            if self._changes is not None and not self._is_finished:
+        self._hooks.forget_first_pass()
+        self._weights.check_dtypes()
+        if self._progress.at >= 0:
+            if not self._progress.finished:
                 self._write_again(has_gradients)
             return
         training, found = self.training, self._counterpart
@@ -303,25 +268,24 @@ class Optimizer(torch.optim.Optimizer):
 
     def _write_again(self, has_gradients: bool) -> None:
         """Writes the weights of the step into a model that the program has changed since this was made."""
-        worker, changed = self.training._worker, self._changes and self._changes.find()
-        if changed is None or worker is None or worker._latest is None:
+        worker, mean = self.training._worker, self._mean
+        if self._weights.changed() is None or worker is None or worker._latest is None:
             return
-        before = {name: tensor.detach().clone() for name, tensor in self._tensors.items()}
-        if self._mean is not None:
-            self._mean.step = -1
-            self._mean.follow(self._step, worker._latest[1])
-        else:
-            self._write(worker._latest[1])
-        self._note()
-        changed = next((name for name, tensor in self._tensors.items() if not torch.equal(before[name], tensor)), None)
-        if changed is not None:
+        tree = worker._latest[1]
+        with self._weights.rewriting() as changed:
+            if mean is not None:
+                mean.step = -1
+                mean.follow(self._progress.at, tree)
+            else:
+                self._weights.write(tree)
+        if changed:
             logger.warning(
                 "%s: the model's weights were changed after the optimizer was made, for example parameter %s. The "
                 "training is at step %d, so its own weights count, and are in the model again. Only a new training "
                 "begins with other ones; load_weights() publishes them as the next version",
                 self.training.shared_name,
-                shown(changed),
-                self._step,
+                shown(changed[0]),
+                self._progress.at,
             )
             if has_gradients:
                 # They are of other weights.
@@ -369,37 +333,18 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._is_finished:
+        if self._progress.finished:
             return loss
         self._start(True)
-        for name, tensor in self._frozen.items():
-            if tensor.grad is not None:
-                raise InvalidArgumentError(
-                    f"parameter {shown(name)} has a gradient, but required none when the optimizer was wrapped: call "
-                    "requires_grad_() before that"
-                )
-        for name, tensor in self._tensors.items():
-            if self._counterpart is not None and not tensor.requires_grad:
-                raise InvalidArgumentError(
-                    f"parameter {shown(name)} no longer has requires_grad=True, but its update is made for all "
-                    "processes: freeze layers before the optimizer is wrapped, or give fused=False"
-                )
-        self._check_dtypes()
-        changed = self._changes and self._changes.find()
-        if changed is not None:
-            raise InvalidArgumentError(
-                f"parameter {shown(changed)} was changed after step() had written it, in this process alone. To train "
-                "with other weights, call load_weights() in all processes, which publishes those of worker 0 as the "
-                "next version. To limit weights, do that in the forward pass"
-            )
-        self._has_new_gradients = False
+        self._weights.check(may_freeze=self._counterpart is None)
+        self._gradients.are_new = False
         if metrics is not None and LR in metrics:
             raise InvalidArgumentError('metrics must not have "lr", which is the learning rate')
-        metrics = {**(metrics or {}), **self._lr()}
+        metrics = {**(metrics or {}), **lr_metric(self._counterpart, self.param_groups)}
         if self._mean is None and self._counterpart is None:
             self.training.apply(None, weight=weight, metrics=metrics)
         else:
-            if not self._step % (self._mean.every if self._mean else EVERY):
+            if not self._progress.at % (self._mean.every if self._mean else EVERY):
                 metrics = Means(metrics)  # type: ignore[arg-type]
                 metrics.digest = digest_text(each.grad for each in self._tensors.values())
             self._gradients.commit(weight, metrics, {OPTIONS: self._mean.options()} if self._mean else {})
@@ -407,14 +352,6 @@ class Optimizer(torch.optim.Optimizer):
         # A scheduler may have been made for it, and looks.
         self._inner._opt_called = True
         return loss
-
-    def _check_dtypes(self) -> None:
-        for name, tensor in self._tensors.items():
-            if tensor.dtype is not self._dtypes[name]:
-                raise InvalidArgumentError(
-                    f"parameter {shown(name)} is {tensor.dtype}, but was {self._dtypes[name]} when the optimizer was "
-                    "wrapped: convert the model before that"
-                )
 
     def skip(self) -> None:
         """Ends this step without gradients of this process, and returns with the next weights in the model.
@@ -425,7 +362,7 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             RedisAccError: as ``redisacc.Training.skip``.
         """
-        if self._is_finished:
+        if self._progress.finished:
             return
         self._start(False)
         self._gradients.abandon()
@@ -448,7 +385,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._mean is not None:
             self._mean.reload()
             training.skip()
-        while self._mean is None and training.number == 0 and not self._is_finished:
+        while self._mean is None and training.number == 0 and not self._progress.finished:
             values = {name: tensor.numpy(force=True) for name, tensor in self._tensors.items()}
             step, state = training.latest_state()
             try:
@@ -459,7 +396,7 @@ class Optimizer(torch.optim.Optimizer):
                 continue
         self._advance()
         # No batch belongs to this step.
-        self._jumped += 1
+        self._progress.jumped += 1
 
     def sync_buffers(self) -> None:
         """Copies the buffers of worker 0, such as the statistics of BatchNorm, into the models of all processes.
@@ -471,20 +408,12 @@ class Optimizer(torch.optim.Optimizer):
             InvalidArgumentError: the training has not begun.
             RedisAccError: as ``redisacc.Parameters.publish`` and ``wait``.
         """
-        if self._step < 0:
+        if self._progress.at < 0:
             raise InvalidArgumentError("sync_buffers() needs a training that has begun: call it after a step()")
         if self._rest:
             if self.training.number == 0:
-                self._rest.publish(self._step)
-            self._rest.read(self._step)
-
-    def _lr(self) -> dict[str, float]:
-        groups = self.param_groups
-        if self._counterpart is not None:
-            return {LR: self._counterpart.lr(groups)}
-        # Some optimizers choose it themselves.
-        lr = groups[0].get(LR)
-        return {} if lr is None else {LR: float(lr)}
+                self._rest.publish(self._progress.at)
+            self._rest.read(self._progress.at)
 
     def _refuse(self, inner: torch.optim.Optimizer) -> None:
         if self._mean is None or not self._mean.is_stepping:
@@ -494,48 +423,34 @@ class Optimizer(torch.optim.Optimizer):
             )
 
     def _ready(self, tensor: torch.Tensor) -> None:
-        self._has_new_gradients = True
+        self._gradients.are_new = True
         # Before the training has begun, step() sends all gradients.
-        if self._step >= 0 and not self._is_finished:
+        if self._progress.at >= 0 and not self._progress.finished:
             self._gradients.note(tensor)
 
     def _advance(self, *, keeps: bool = False) -> None:
         """Waits for the next weights, and writes them into the model, in which the mean gradient may stay."""
-        before, is_there, self._has_new_gradients = self._step, False, False
+        progress, before, is_there = self._progress, self._progress.at, False
+        self._gradients.are_new = False
         while not is_there:
             if self._steps is None:
                 self._steps = self.training.steps(until=self._until)
             try:
-                self._step, tree = next(self._steps)
+                progress.at, tree = next(self._steps)
             except StopIteration:
-                self._is_finished = True
-                self._step, tree = self.training.latest()
+                progress.finished = True
+                progress.at, tree = self.training.latest()
             except BaseException:
                 # A generator that has raised is over. The next call begins another one.
                 self._steps = None
                 raise
             is_there = self._mean is None or self._mean.follow(
-                self._step, tree, finished=self._is_finished, keeps=keeps
+                progress.at, tree, finished=progress.finished, keeps=keeps
             )
-        if self._mean is None and (self._counterpart is not None or self._is_finished):
-            self._write(tree)
-        self._note()
-        if before < 0:
-            self._first_step = self._step
-        # A scheduler that was made before the training had begun is at step 0.
-        missed = self._step - (0 if before < 0 else before + 1)
-        if not self._is_finished:
-            self._jumped += missed
-            for scheduler in self._schedulers:
-                for _ in range(missed):
-                    scheduler.step()
-
-    def _write(self, tree: Any) -> None:
-        write(self._tensors, tree, self.training.shared_name)
-
-    def _note(self) -> None:
-        if self._changes is not None:
-            self._changes.note()
+        if self._mean is None and (self._counterpart is not None or progress.finished):
+            self._weights.write(tree)
+        self._weights.note()
+        progress.follow(before)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -568,15 +483,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Resets the gradients, as torch's optimizers do. What was sent of a step that is left out is dropped."""
-        if self._has_new_gradients and not (self._has_warned_of_reset or self._is_finished):
-            self._has_warned_of_reset = True
-            logger.warning(
-                "%s: zero_grad() drops the gradients of step %d, which no step() has used, so the others still wait "
-                "for this process. If this batch is to be left out, call skip() instead",
-                self.training.shared_name,
-                self.training_step,
-            )
-        self._has_new_gradients = False
+        if not self._progress.finished:
+            self._gradients.warn_if_new(self.training_step)
         self._gradients.abandon()
         super().zero_grad(set_to_none)
 
@@ -606,10 +514,7 @@ class Optimizer(torch.optim.Optimizer):
             )
         if self.training_step:
             self._opt_called = self._inner._opt_called = True
-        for _ in range(self.training_step if steps is None else steps):
-            scheduler.step()
-        if steps is None:
-            self._schedulers.append(scheduler)
+        self._progress.keep(scheduler, steps)
         return scheduler
 
     def sampler(self, data: Sized, batch_size: int, *, shuffle: bool = True, seed: int = 0) -> Sampler:
@@ -640,8 +545,7 @@ class Optimizer(torch.optim.Optimizer):
             workers=self._workers if isinstance(self._workers, int) else self.training.workers,
             shuffle=shuffle,
             seed=seed,
-            progress=lambda: Progress(self.training_step, self._jumped, self._is_finished),
-            is_late=self._step > self._first_step,
+            progress=self._progress,
         )
         return self._sampler
 
@@ -667,7 +571,7 @@ class Optimizer(torch.optim.Optimizer):
 
         With ``LocalSteps``, it is the state of this process's optimizer.
         """
-        if self._counterpart is None or self._step < 0:
+        if self._counterpart is None or self._progress.at < 0:
             return dict(self._inner.state_dict())
         _, state = self.training.latest_state()
         try:
@@ -690,7 +594,7 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             InvalidArgumentError: it has seen more updates than the training.
         """
-        if self._mean is None and (self._counterpart is None or self._step < 0):
+        if self._mean is None and (self._counterpart is None or self._progress.at < 0):
             self._inner.load_state_dict(state_dict)
             self.param_groups = self._inner.param_groups
             return
@@ -728,9 +632,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Gives the leases back, so another process leads within a second. The training can be continued."""
-        for hook in (*self._hooks, *self._forward_hooks):
-            hook.remove()
-        self._hooks, self._forward_hooks = [], []
+        self._hooks.remove()
         self._rest.close()
         if self._mean is not None:
             self._mean.close()
@@ -744,40 +646,6 @@ class State(defaultdict[Any, Any]):
         return True
 
 
-class FirstPass:
-    """Called before a module's forward pass. A copy of the module has a function that does nothing.
-
-    Args:
-        start: called before the first pass that computes gradients.
-    """
-
-    def __init__(self, start: Callable[[Any], None]) -> None:
-        self._start = start
-
-    def __call__(self, *_: object) -> None:
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self._start(False)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _do_nothing, ()
-
-
-def _do_nothing(*module_and_inputs: object) -> Any:
-    return None if module_and_inputs else _do_nothing
-
-
-def _weak(method: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Returns a function that calls a method, and does not keep its object alive: a model has it for good."""
-    found = weakref.WeakMethod(method)
-
-    def call(argument: Any) -> None:
-        alive = found()
-        if alive is not None:
-            alive(argument)
-
-    return call
-
-
 def _has_checkpoint(training: Training) -> bool:
     """Returns whether a training may continue with a checkpoint. Its folder was tried when it was opened."""
     wanted = training._options.checkpoint
@@ -786,68 +654,7 @@ def _has_checkpoint(training: Training) -> bool:
     )
 
 
-def _check(optimizer: object, model: object, here: Place) -> None:
-    """Raises InvalidArgumentError for what is neither an optimizer nor a model, and in a process that only leads."""
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidArgumentError(f"optimizer must be one of torch.optim, not {shown(type(optimizer).__name__)}")
-    if not isinstance(model, torch.nn.Module):
-        raise InvalidArgumentError(f"model must be a torch.nn.Module, not {shown(type(model).__name__)}")
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        raise InvalidArgumentError(
-            "model must not be wrapped in DistributedDataParallel, which averages gradients as well"
-        )
-    if here.role == "chief":
-        raise InvalidArgumentError(
-            "the environment says that this process is the chief, but each process of this training works, and one "
-            "of them leads as well: start it with `redisacc run` without --chief"
-        )
-
-
-def _translated(
-    optimizer: torch.optim.Optimizer,
-    names: Mapping[torch.Tensor, str],
-    fused: bool | None,
-    *,
-    needs_fused: bool,
-    **options: Any,
-) -> Counterpart | None:
-    """Returns the translation of an optimizer; None if each process is to make the steps itself."""
-    if fused is False or not (fused or needs_fused or len(optimizer.param_groups) == 1):
-        return None
-    try:
-        return counterpart(optimizer, names, **options)
-    except InvalidArgumentError:
-        if fused or needs_fused:
-            raise
-        return None
-
-
-def _check_alone(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str], how: str, **options: Any) -> None:
-    """Checks that an optimizer of torch can make the steps itself, and that there is nothing that it cannot have."""
-    trained_names(optimizer, names)
-    for option, given in options.items():
-        if given is not None:
-            raise InvalidArgumentError(
-                f"{option} must be left out with {how}, because torch's own optimizer makes the steps"
-            )
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
-        raise InvalidArgumentError(
-            f"optimizer must be one whose step() needs no closure, unlike {type(optimizer).__name__}, which computes "
-            "several gradients in each step"
-        )
-
-
 def _has_new_statistics(module: torch.nn.Module) -> bool:
     """Returns whether this is a BatchNorm that has not seen a batch."""
     batches = getattr(module, "num_batches_tracked", None)
     return isinstance(batches, torch.Tensor) and not int(batches)
-
-
-def _sparse_names(model: torch.nn.Module, names: Mapping[torch.Tensor, str], given: Collection[str]) -> set[str]:
-    for name in given:
-        if name not in names.values():
-            raise InvalidArgumentError(f"sparse must list parameters of the model, but has {shown(name)}")
-    tables = [each for each in model.modules() if isinstance(each, (torch.nn.Embedding, torch.nn.EmbeddingBag))]
-    # The weight of one with a parametrisation is computed.
-    return {*given, *(names[table.weight] for table in tables if table.sparse and table.weight in names)}

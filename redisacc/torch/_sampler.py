@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sized
-from typing import NamedTuple
+from collections.abc import Iterator, Sized
+from typing import Any
 
 import torch.utils.data
 
@@ -20,18 +20,42 @@ logger = logging.getLogger("redisacc")
 AHEAD = 2
 
 
-class Progress(NamedTuple):
-    """Where a process is.
+class Progress:
+    """Where a process is in its training, and the schedulers that it keeps there.
 
     Attributes:
-        step: the step whose gradient it computes next.
-        jumped: how many steps it has left out so far, because others made them without it.
+        at: the step of the weights in the model; -1: they are not the training's yet.
+        jumped: how many steps this process has left out so far, because others made them without it.
         finished: whether the training is finished.
+        is_late: whether this process has made steps.
     """
 
-    step: int
-    jumped: int
-    finished: bool
+    def __init__(self) -> None:
+        self.at, self.jumped, self.finished, self.is_late = -1, 0, False, False
+        self._schedulers: list[Any] = []
+
+    @property
+    def step(self) -> int:
+        """The step whose gradient this process computes next."""
+        return max(self.at, 0)
+
+    def follow(self, before: int) -> None:
+        """Brings everything from the step before to the one that is reached."""
+        self.is_late = self.is_late or 0 <= before < self.at
+        # A scheduler that was made before the training had begun is at step 0.
+        missed = self.at - (0 if before < 0 else before + 1)
+        if not self.finished:
+            self.jumped += missed
+            for scheduler in self._schedulers:
+                for _ in range(missed):
+                    scheduler.step()
+
+    def keep(self, scheduler: Any, steps: int | None) -> None:
+        """Steps a scheduler as often as given, or brings it to the step of the training, and keeps it there."""
+        for _ in range(self.step if steps is None else steps):
+            scheduler.step()
+        if steps is None:
+            self._schedulers.append(scheduler)
 
 
 class Sampler(torch.utils.data.Sampler[int]):
@@ -50,8 +74,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         workers: the number of all workers.
         shuffle: whether each epoch has an order of its own.
         seed: what the orders depend on, besides the number of the epoch.
-        progress: returns where this process is.
-        is_late: whether this process has made steps already, so that epoch 0 is hardly the one that comes next.
+        progress: where this process is. If it has made steps, epoch 0 is hardly the one that comes next.
     """
 
     def __init__(
@@ -63,15 +86,14 @@ class Sampler(torch.utils.data.Sampler[int]):
         workers: int,
         shuffle: bool,
         seed: int,
-        progress: Callable[[], Progress],
-        is_late: bool = False,
+        progress: Progress,
     ) -> None:
         self._batches = Batches(size, batch_size * workers, seed=seed, shuffle=shuffle)
         self._batch_size = batch_size
         self._number = number
         self._workers = workers
         self._progress = progress
-        self._is_late = is_late
+        self._is_late = progress.is_late
         self._epoch = 0
         # The step behind the last pass that was yielded to its end.
         self._yielded = 0
@@ -102,7 +124,8 @@ class Sampler(torch.utils.data.Sampler[int]):
         return self._pass(self.steps(epoch))
 
     def _pass(self, steps: range) -> Iterator[int]:
-        at, jumped, _ = self._progress()
+        now = self._progress
+        at, jumped = now.step, now.jumped
         # A loader that reads ahead begins a pass before the last step of the one before is made.
         step = max(at, steps.start)
         if self._is_late and at >= steps.stop:
@@ -114,7 +137,6 @@ class Sampler(torch.utils.data.Sampler[int]):
         if at < self._yielded - AHEAD:
             raise self._out_of_step(self._yielded, at)
         while True:
-            now = self._progress()
             # Others have made steps without this process. What a DataLoader has read ahead is for them.
             step, jumped = step + now.jumped - jumped, now.jumped
             if now.step > step and not now.finished:
@@ -142,8 +164,7 @@ def sampler(
     workers: int,
     shuffle: bool,
     seed: int,
-    progress: Callable[[], Progress],
-    is_late: bool = False,
+    progress: Progress,
 ) -> Sampler:
     """Returns a sampler of some data.
 
@@ -166,5 +187,4 @@ def sampler(
         shuffle=validation.flag(shuffle, "shuffle"),
         seed=validation.integer(seed, "seed", low=0),
         progress=progress,
-        is_late=is_late,
     )

@@ -130,7 +130,9 @@ class Gradients:
         # of recent passes: on a busy machine, some take longer than they compute.
         self._began: float | None = None
         self._shortest = math.inf
-        self._has_warned = False
+        self._has_warned = self._has_warned_of_reset = False
+        # Whether a backward pass has computed gradients that no step has used.
+        self.are_new = False
         # How many blocks forbid to send anything.
         self.holds = 0
 
@@ -194,6 +196,18 @@ class Gradients:
         self._streams = False
         self._abandon()
 
+    def warn_if_new(self, step: int) -> None:
+        """Warns once if the program resets gradients of a step that no step has used."""
+        if self.are_new and not self._has_warned_of_reset:
+            self._has_warned_of_reset = True
+            logger.warning(
+                "%s: zero_grad() drops the gradients of step %d, which no step() has used, so the others still wait "
+                "for this process. If this batch is to be left out, call skip() instead",
+                self._training.shared_name,
+                step,
+            )
+        self.are_new = False
+
     def abandon(self) -> None:
         """Drops what was sent for this step."""
         with self._lock:
@@ -244,9 +258,3 @@ class Gradients:
             if self._tensors[name].grad is not gradient or gradient._version != version:
                 return False
         return True
-
-
-def watch(tensors: Mapping[str, torch.Tensor], note: Callable[[torch.Tensor], None]) -> list[Any]:
-    """Has a function called with each parameter whose gradient a backward pass has completed. Returns the handles."""
-    every = [tensor for tensor in tensors.values() if tensor.requires_grad]
-    return [tensor.register_post_accumulate_grad_hook(note) for tensor in every]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import pytest
 from torch import nn, optim
@@ -12,23 +12,12 @@ import redisacc
 from redisacc.torch import Sampler
 
 
-class Progress(NamedTuple):
-    step: int
-    jumped: int
-    finished: bool
+def at_step(step=0):
+    """Returns the progress of a process that has come to a step."""
+    return SimpleNamespace(step=step, jumped=0, finished=False, is_late=False)
 
 
-class At:
-    """A process that has come to a step."""
-
-    def __init__(self, step: int = 0) -> None:
-        self.step, self.jumped, self.finished = step, 0, False
-
-    def __call__(self) -> Progress:
-        return Progress(self.step, self.jumped, self.finished)
-
-
-def share(number, progress=None, *, size=23, workers=3, batch_size=4, shuffle=True, seed=0, **more):
+def share(number, progress=None, *, size=23, workers=3, batch_size=4, shuffle=True, seed=0):
     return Sampler(
         size,
         batch_size,
@@ -36,8 +25,7 @@ def share(number, progress=None, *, size=23, workers=3, batch_size=4, shuffle=Tr
         workers=workers,
         shuffle=shuffle,
         seed=seed,
-        progress=progress or At(),
-        **more,
+        progress=progress or at_step(),
     )
 
 
@@ -55,7 +43,7 @@ def batches(of, at, epochs):
 def test_an_epoch_has_each_example_once_and_all_workers_equally_many_batches(size):
     every = []
     for number in range(3):
-        at = At()
+        at = at_step()
         every.append(batches(share(number, at, size=size), at, 6))
     assert {len(one) for one in every} == {-(-6 * size // 12)}
     assert all(len(batch) == 4 for one in every for batch in one.values())
@@ -69,9 +57,10 @@ def test_an_epoch_has_each_example_once_and_all_workers_equally_many_batches(siz
 @pytest.mark.parametrize("sets_epoch", [False, True])
 def test_a_sampler_that_is_made_in_each_epoch(sets_epoch, caplog):
     """Its first pass is over epoch 0, so nothing would be left of the training, without a word."""
-    at, found = At(), []
+    at, found = at_step(), []
     for epoch in range(2):
-        of = share(0, at, size=12, is_late=at.step > 0)
+        at.is_late = at.step > 0
+        of = share(0, at, size=12)
         if sets_epoch:
             of.set_epoch(epoch)
         found.append(len(batches(of, at, 1)))
@@ -80,16 +69,16 @@ def test_a_sampler_that_is_made_in_each_epoch(sets_epoch, caplog):
 
 
 def test_a_restart_neither_loses_nor_repeats_an_example():
-    at = At()
+    at = at_step()
     whole = batches(share(1, at), at, 3)
     for killed_at in range(6):
-        again = At(killed_at)
+        again = at_step(killed_at)
         rest = batches(share(1, again), again, 3)
         assert rest == {step: batch for step, batch in whole.items() if step >= killed_at}
 
 
 def test_a_pass_over_an_epoch_that_is_over_is_empty():
-    at = At(3)
+    at = at_step(3)
     of = share(0, at)
     assert list(of) == []
     assert of.epoch == 1
@@ -99,7 +88,7 @@ def test_a_pass_over_an_epoch_that_is_over_is_empty():
 
 
 def test_steps_that_others_made_alone_are_left_out():
-    at = At()
+    at = at_step()
     of = share(0, at, size=120)
     found = iter(of)
     first = [next(found) for _ in range(4)]
@@ -111,19 +100,19 @@ def test_steps_that_others_made_alone_are_left_out():
 
 
 def test_a_pass_that_begins_before_the_last_step_is_made_repeats_nothing():
-    at = At()
+    at = at_step()
     ahead = share(0, at, size=24)
     first = list(ahead)
     # Of the two steps of an epoch, one is made.
     at.step = 1
     second = list(ahead)
-    at = At()
+    at = at_step()
     usual = batches(share(0, at, size=24), at, 2)
     assert first + second == [index for step in range(4) for index in usual[step]]
 
 
 def test_it_ends_with_the_training():
-    at = At()
+    at = at_step()
     found = iter(share(0, at))
     assert len([next(found) for _ in range(4)]) == 4
     at.finished = True
@@ -132,7 +121,7 @@ def test_it_ends_with_the_training():
 
 def test_another_number_of_workers_begins_where_it_would_be_by_now():
     """That is a part of the contract: the docstring of ``Optimizer.sampler`` says so."""
-    before, after = share(0, At(4), size=100, workers=2), share(0, At(4), size=100, workers=4)
+    before, after = share(0, at_step(4), size=100, workers=2), share(0, at_step(4), size=100, workers=4)
     assert (before.steps(0), after.steps(0)) == (range(13), range(7))
     # Four steps of two workers have used 32 examples, and four steps of four would have used 64.
     assert list(after) == list(share(0, size=100, workers=4))[16:]

@@ -26,6 +26,16 @@ def test_all_is_what_is_public(module):
     assert set(module.__all__) == public | modules
 
 
+def test_no_class_is_longer_than_600_lines():
+    lengths = {
+        f"{path.name}: {node.name}": node.end_lineno - node.lineno + 1
+        for path in Path(redisacc.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    }
+    assert not {name: length for name, length in lengths.items() if length > 600}
+
+
 def test_type_checkers_see_the_names_that_are_loaded_on_use():
     tree = ast.parse(Path(redisacc.__file__).read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")

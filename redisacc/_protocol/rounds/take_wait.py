@@ -17,6 +17,7 @@ from redisacc._clock import durations
 from redisacc._format.attempts import PartsArrived, SumStored, UploadBegun, parse_message
 from redisacc._format.buffered import ANNOUNCED_BYTES, PartMissingError
 from redisacc._format.entries import ANY_NUMBER, WorkersByState
+from redisacc._format.keys import Keys
 from redisacc._format.quorum import Quorum, milliseconds
 from redisacc._format.stored_text import weight_text
 from redisacc._protocol.rounds.round_reader import RoundReader, read_commands
@@ -29,8 +30,8 @@ from redisacc._protocol.waiting.wait import Wait, WaitOptions
 from redisacc._text import shown
 from redisacc._wire.faults import NotPermittedError
 from redisacc._wire.pubsub import pubsub_of
-from redisacc._wire.transport import TIMEOUT, limited
-from redisacc.errors import InvalidArgumentError, RedisAccError, TakeTimeoutError
+from redisacc._wire.transport import TIMEOUT, Transport, limited
+from redisacc.errors import CorruptDataError, InvalidArgumentError, RedisAccError, TakeTimeoutError
 
 logger = logging.getLogger("redisacc")
 
@@ -41,6 +42,9 @@ CALL_TIMEOUT = 1.0
 # With more partitions than this, a take listens to none of them, because each takes a thread and a connection. It then
 # begins to add gradients up when they are counted, and asks for the sums of reducers when its round is granted.
 MOST_CHANNELS = 128
+# How many takes that wait are removed for a chief that begins: usually there is one, its predecessor's. No token is
+# longer, in bytes.
+_MOST_TAKES, _LONGEST_TOKEN = 16, 200
 # Maximum number of workers of each state in an error's attribute.
 LISTED = 100
 
@@ -477,3 +481,17 @@ def leave(scripts: Scripts, token: str, *, replicated: bool = False, timeout: fl
     reply = scripts.leave(token=token, confirm=replicated, replicated=replicated, timeout=timeout)
     reply.token = token
     return reply if reply.outcome == "granted" else None
+
+
+def end_takes(transport: Transport, keys: Keys, scripts: Scripts) -> None:
+    """Removes the takes that wait. One of a process that died would hold up the next for as long as its lease.
+
+    A take that is still alive puts itself into the queue again within a second. One that was granted a round in the
+    meantime keeps it.
+    """
+    tokens = transport.call("ZRANGE", keys.queue, 0, _MOST_TAKES - 1)
+    if not isinstance(tokens, list) or not all(isinstance(token, bytes) for token in tokens):
+        raise CorruptDataError(f"{keys.queue}: ZRANGE replied {shown(tokens)}, not tokens")
+    for token in tokens:
+        if len(token) <= _LONGEST_TOKEN:
+            leave(scripts, token.decode(errors="replace"))

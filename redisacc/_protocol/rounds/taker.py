@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, Unpack
 
@@ -228,6 +229,28 @@ class Taker(Generic[G]):
             logger.info("%s", error)
             return False
         return True
+
+    @contextmanager
+    def handing_out_kept(self, token: str | None) -> Iterator[Round[G] | None]:
+        """Hands out a round that the server has removed and an interrupted take has not returned.
+
+        If the block raises, the handle keeps it.
+
+        Args:
+            token: which round; None means the oldest.
+        """
+        kept = next((kept for kept in self.kept if token in (None, kept.token)), None)
+        if kept is None:
+            yield None
+            return
+        try:
+            # From here on, no other thread has it.
+            self.kept.remove(kept)
+            yield kept.round if self.finish(kept, None) else None
+        except BaseException:
+            if kept not in self.kept:
+                self.kept = [kept, *self.kept]
+            raise
 
     def _check_not_lost(self, taken: TakenRound[G], *, perhaps_done: bool) -> None:
         """Raises unless a round that is gone may have been removed by an earlier copy of our own acknowledgement.
