@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, Self, TypeVar, cast
 
+import redisacc
 from redisacc.asyncio import _sharing
 from redisacc.asyncio._waits import LoopWaits
 from redisacc.errors import CancelledError, InvalidArgumentError
@@ -190,7 +191,8 @@ def _described(method: Callable[..., Any], text: str) -> Callable[[Callable[...,
         functools.update_wrapper(call, method, assigned=("__name__",), updated=())
         del call.__wrapped__  # type: ignore[attr-defined]
         call.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
-        call.__doc__ = text.format(f":meth:`redisacc.{method.__qualname__}`")
+        module = "redisacc" if method.__qualname__.partition(".")[0] in dir(redisacc) else "redisacc.types"
+        call.__doc__ = text.format(f":meth:`{module}.{method.__qualname__}`")
         return call
 
     return decorate

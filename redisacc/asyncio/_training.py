@@ -2,17 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self, SupportsFloat
+from typing import Any, Self, TypeVar
 
-from redisacc._arrays.results import ApplyResult
 from redisacc._training import chief, training, upload, worker
-from redisacc.asyncio._handles import Handle, awaited, iterated, with_arguments_of
+from redisacc.asyncio._handles import Handle, awaited, iterated, unchanged, with_arguments_of
 from redisacc.asyncio._waits import LoopWaits
 
+Blocking = TypeVar("Blocking", bound=chief.Chief | worker.Worker | training.Training)
+Working = TypeVar("Working", bound=worker.Worker | training.Training)
 
-class Chief(Handle[chief.Chief]):
+
+class Upload:
+    """A gradient whose leaves are put one by one, as ``redisacc.types.Upload``, for asyncio.
+
+    ``Worker.begin`` and ``Training.begin`` return it. Parts leave while other tasks run.
+    """
+
+    def __init__(self, blocking: upload.Upload, waits: LoopWaits) -> None:
+        self.blocking = blocking
+        self.waits = waits
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.abandon()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether others have completed the step, as :meth:`redisacc.types.Upload.is_over` says."""
+        return self.blocking.is_over
+
+    put = unchanged(upload.Upload.put)
+    commit = awaited(upload.Upload.commit)
+    abandon = awaited(upload.Upload.abandon)
+
+
+class _OfTraining(Handle[Blocking]):
+    @property
+    def shared_name(self) -> str:
+        """The name of the training."""
+        return self.blocking.shared_name
+
+
+class _Working(_OfTraining[Working]):
+    async def begin(self) -> Upload:
+        """Does what :meth:`redisacc.Worker.begin` does, and is to be awaited."""
+        return Upload(await self.waits.run(self.blocking.begin), self.waits)
+
+
+class Chief(_OfTraining[chief.Chief]):
     """The chief of a training, as ``redisacc.Chief``, whose arguments it has, for asyncio.
 
     ``async with`` or ``await`` opens it. ``redis`` is as for the accumulators. Its lease is extended by a thread, so a
@@ -22,11 +64,6 @@ class Chief(Handle[chief.Chief]):
     @with_arguments_of(chief.Chief.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(chief.Chief, *args, **kwargs)
-
-    @property
-    def shared_name(self) -> str:
-        """The name of the training."""
-        return self.blocking.shared_name
 
     @property
     def workers(self) -> int:
@@ -63,43 +100,7 @@ class Chief(Handle[chief.Chief]):
     delete = awaited(chief.Chief.delete)
 
 
-class Upload:
-    """A gradient whose leaves are put one by one, as ``redisacc.types.Upload``, for asyncio.
-
-    ``Worker.begin`` and ``Training.begin`` return it. Parts leave while other tasks run.
-    """
-
-    def __init__(self, blocking: upload.Upload, waits: LoopWaits) -> None:
-        self._blocking = blocking
-        self._waits = waits
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.abandon()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether others have completed the step, as :meth:`redisacc.types.Upload.is_over` says."""
-        return self._blocking.is_over
-
-    def put(self, path: str, array: Any) -> None:
-        """Does what :meth:`redisacc.types.Upload.put` does. It sends nothing itself, so there is nothing to await."""
-        self._blocking.put(path, array)
-
-    async def commit(self, *, weight: float = 1.0, metrics: Mapping[str, SupportsFloat] | None = None) -> ApplyResult:
-        """Does what :meth:`redisacc.types.Upload.commit` does, and is to be awaited."""
-        return await self._waits.run(lambda: self._blocking.commit(weight=weight, metrics=metrics))
-
-    async def abandon(self) -> None:
-        """Does what :meth:`redisacc.types.Upload.abandon` does, and is to be awaited."""
-        await self._waits.run(self._blocking.abandon)
-
-
-class Worker(Handle[worker.Worker]):
+class Worker(_Working[worker.Worker]):
     """A worker of a training, as ``redisacc.Worker``, whose arguments it has, for asyncio.
 
     ``async with`` or ``await`` opens it. ``redis`` is as for the accumulators. Its lease is extended by a thread, so a
@@ -109,11 +110,6 @@ class Worker(Handle[worker.Worker]):
     @with_arguments_of(worker.Worker.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(worker.Worker, *args, **kwargs)
-
-    @property
-    def shared_name(self) -> str:
-        """The name of the training."""
-        return self.blocking.shared_name
 
     @property
     def number(self) -> int:
@@ -132,14 +128,10 @@ class Worker(Handle[worker.Worker]):
     apply = awaited(worker.Worker.apply)
     skip = awaited(worker.Worker.skip)
 
-    async def begin(self) -> Upload:
-        """Does what :meth:`redisacc.Worker.begin` does, and is to be awaited."""
-        return Upload(await self.waits.run(self.blocking.begin), self.waits)
-
     as_encoded = awaited(worker.Worker.as_encoded)
 
 
-class Training(Handle[training.Training]):
+class Training(_Working[training.Training]):
     """A training whose processes are all the same, as ``redisacc.Training``, whose arguments it has, for asyncio.
 
     ``async with`` or ``await`` opens it. ``redis`` is as for the accumulators. A thread leads, so a step that keeps the
@@ -149,11 +141,6 @@ class Training(Handle[training.Training]):
     @with_arguments_of(training.Training.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(training.Training, *args, **kwargs)
-
-    @property
-    def shared_name(self) -> str:
-        """The name of the training."""
-        return self.blocking.shared_name
 
     @property
     def number(self) -> int | None:
@@ -176,10 +163,6 @@ class Training(Handle[training.Training]):
     steps = iterated(training.Training.steps)
     apply = awaited(training.Training.apply)
     skip = awaited(training.Training.skip)
-
-    async def begin(self) -> Upload:
-        """Does what :meth:`redisacc.Training.begin` does, and is to be awaited."""
-        return Upload(await self.waits.run(self.blocking.begin), self.waits)
 
     keep = awaited(training.Training.keep)
     kept = awaited(training.Training.kept)
