@@ -43,7 +43,7 @@ class Durations:
             twice as long.
         claim_every: the pause in which a worker claims what it has after a loss, and a chief looks for claims.
         replaced_within: a chief that begins a step anew has replaced the accumulator.
-        continued_within: a worker waits for a chief that may continue a finished training, and is started with it.
+        continued_within: a worker waits for a chief that may continue a finished run, and is started with it.
         standby_asks_every: the pause in which a process that stands by asks for the lease.
         standby_looks_every: the same for whether the holder lives, if that is a process on the same machine.
         least_patience, longest_patience: no part of an update may appear for this long, before a chief makes it itself.

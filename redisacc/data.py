@@ -21,23 +21,23 @@ __all__ = ["Batches"]
 
 
 class Batches:
-    """The examples of each step, for data whose examples have numbers.
+    """Chooses the examples of each step, for data whose examples have numbers.
 
     The data is one endless sequence: all examples in the order of epoch 0, then all in that of epoch 1, and so on. Each
     step uses the next ``batch_size`` of them, cut among the workers. So every epoch has each example exactly once, all
     steps use equally many, and the last step of an epoch may have the first examples of the next one.
 
-    The step alone decides which examples are used; the number of workers decides who uses them. There is nothing to
-    store: a process that is started again, on any machine, continues with the examples of its step. If the number of
-    workers changes between two steps, no example is lost or repeated.
+    The step alone decides which examples are used; the number of workers decides who uses them. Nothing has to be
+    stored: a restarted process, on any machine, continues with the examples of its step. If the number of workers
+    changes between two steps, no example is lost or repeated.
 
     The order of an epoch depends on ``seed`` and the number of the epoch, and is the same on every machine and with
     every version of numpy. It is made once for each epoch, and takes 8 bytes for each example.
 
     Args:
         size: the number of examples, such as ``len(images)``.
-        batch_size: how many examples a step uses, all workers together.
-        seed: a number of at least 0, the same in all processes.
+        batch_size: the number of examples in a step, all workers together.
+        seed: a number, at least 0. Give the same in all processes.
         shuffle: whether each epoch has an order of its own. False: the examples in ascending order.
 
     Raises:
@@ -63,7 +63,7 @@ class Batches:
         ``apply``: the step then has the mean over all examples.
 
         Args:
-            step: the step of the training, from 0.
+            step: the step of the run, from 0.
             number: the number of the worker, from 0.
             workers: how many workers share a step.
 
@@ -110,7 +110,7 @@ class Batches:
         """Returns the number of the epoch, from 0, that the first example of a step belongs to.
 
         Args:
-            step: the step of the training, from 0.
+            step: the step of the run, from 0.
 
         Raises:
             InvalidArgumentError: the step is invalid.
@@ -118,10 +118,10 @@ class Batches:
         return integer(step, "step", low=0) * self._batch_size // self._size
 
     def steps(self, epochs: int) -> int:
-        """Returns how many steps it takes until every example has been used at least this often.
+        """Returns the number of steps after which every example has been used at least this often.
 
-        It is what ``steps(until=…)`` of a training expects. Step ``steps(e)`` is also the first one that has no example
-        of an epoch before e.
+        Pass it to ``steps(until=…)`` of a run. Step ``steps(e)`` is also the first one that has no example of an epoch
+        before e.
 
         Args:
             epochs: a number of epochs, at least 0.

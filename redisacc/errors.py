@@ -7,19 +7,19 @@
     │   └── NotFiniteError                       with finite=True: a gradient holds NaN or an infinity
     ├── NotFoundError (LookupError)              there is no such accumulator, or no such parameters
     ├── AccumulatorFullError                     the buffered gradients have reached their limit
-    ├── WaitTimeoutError (TimeoutError)          what was waited for did not happen before the timeout
+    ├── WaitTimeoutError (TimeoutError)          the step or version was not reached before the timeout
     │   └── TakeTimeoutError                     too few gradients arrived before the timeout
     ├── FinishedError                            the last version has been published
     ├── CancelledError                           the handle was closed
-    ├── ConflictError                            another process has the place of this one
-    ├── DataLossError                            the server has lost what it had acknowledged
+    ├── ConflictError                            another process has taken this one's place
+    ├── DataLossError                            the server has lost data that it had acknowledged
     ├── NotReplicatedError                       done, but fewer replicas than min_replicas have it
-    ├── CorruptDataError                         Redis holds what this version of redisacc did not write
+    ├── CorruptDataError                         Redis holds data that this version did not write
     └── ServerError                              the server refused a command
         └── ServerUnavailableError (ConnectionError)   no server answers
             └── OutcomeUnknownError              the request may have been executed, or not
 
-What has no class of its own is a plain RedisAccError, whose message says what happened.
+Any other error is a plain RedisAccError, whose message says what happened.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class InvalidArgumentError(RedisAccError, ValueError):
 class NotFiniteError(InvalidArgumentError):
     """A gradient holds NaN or an infinity, and the accumulator was opened with ``finite=True``. Nothing was sent.
 
-    A worker may skip such a step, or repeat it with a smaller scale of its loss.
+    A worker may skip such a step, or repeat it with a smaller loss scale.
 
     Example:
         >>> import redisacc
@@ -104,7 +104,7 @@ class NotFiniteError(InvalidArgumentError):
 class NotFoundError(RedisAccError, LookupError):
     """There is no accumulator of this name, or nothing is published under it.
 
-    It was never created or published, it was deleted, or it was deleted and created again since this handle was opened.
+    It was never created or published; or it was deleted, and perhaps created again, since this handle was opened.
     """
 
 
@@ -119,31 +119,31 @@ class AccumulatorFullError(RedisAccError):
 class WaitTimeoutError(RedisAccError, TimeoutError):
     """A ``timeout`` ran out before the step was reached, or before a version of parameters was published.
 
-    Or what was to be read changed during every attempt to read it, so no attempt saw it as it was at one moment.
+    Or the data changed during every attempt to read it, so no attempt was consistent.
     """
 
 
 class TakeTimeoutError(WaitTimeoutError):
     """The ``timeout`` of a take ran out before enough gradients had arrived. Nothing was taken.
 
-    There is one exception: if ``__cause__`` is a ``ServerUnavailableError``, the server was silent at the end and may
-    have granted the round nevertheless. Then ``info().unacknowledged`` lists it, and ``recover()`` hands it out.
+    There is one exception: if ``__cause__`` is a ``ServerUnavailableError``, the server did not answer at the end and
+    may have granted the round nevertheless. Then ``info().unacknowledged`` lists it, and ``recover()`` returns it.
 
     Attributes:
         num_required: how many gradients the take required.
         num_accumulated: how many had arrived.
-        workers: which workers they came from: worker's name → number of gradients in this round. Some of them, if they
-            are more than 10,000.
+        workers: which workers they came from: worker's name → number of gradients in this round. Only some of them, if
+            there are more than 10,000.
         expected: names of the workers that are expected, as the table of states in docs/explanations/concepts.md
             defines it, the most recently seen first, and at most 100. An accumulator may remember more than 10,000
-            sessions; then only the first 10,000 are looked at. If the round has more than 10,000 workers, nobody is
-            named.
+            sessions; then only the first 10,000 are looked at. If the round has more than 10,000 workers, this is
+            empty.
         late: the same for those that are late.
         gone: the same for those that are gone.
         num_expected: how many are expected.
         num_late: how many are late.
         num_gone: how many are gone.
-        min_weight: what the sum of the weights had to be at least; 0 if the take required none.
+        min_weight: the minimum sum of the weights; 0 if the take required none.
         total_weight: what it was.
     """
 
@@ -174,7 +174,7 @@ class TakeTimeoutError(WaitTimeoutError):
 
 
 class FinishedError(RedisAccError):
-    """The publisher of parameters has said that no further version will follow.
+    """The publisher of parameters has declared that no further version will follow.
 
     Attributes:
         step: the last step that was published.
@@ -190,12 +190,12 @@ class CancelledError(RedisAccError):
 
 
 class ConflictError(RedisAccError):
-    """Another process has the place of this one. The message says which of these cases it is.
+    """Another process has taken this one's place. The message says which of these cases it is.
 
     - Another process leads, or has this worker's number, and keeps extending its lease.
     - This process did not extend its lease in time, and another one holds it now.
     - Other parameters are published for the same step, or parameters for a later step. Nothing was published: two
-      chiefs are publishing, or a chief has continued from older weights than those that are published.
+      chiefs are publishing, or a chief has continued from weights older than the published ones.
     - Another process has recovered the round before its taker acknowledged it. ``take_grad`` raises it instead of
       returning the gradient, and ``take()`` and ``recover()`` at the end of their blocks. Do not use the gradient: its
       new owner does. If the block has used it already, undo that, for example by loading the weights that were saved
@@ -206,24 +206,23 @@ class ConflictError(RedisAccError):
 class DataLossError(RedisAccError):
     """The server has lost something that it had acknowledged to this handle.
 
-    Either it was restarted from older data (``appendfsync everysec``, a snapshot), or it failed over to a replica that
-    lagged behind. The error is raised once, because the handle knows no more than that; later calls continue with what
-    the server has.
+    Either it restarted with older data (``appendfsync everysec``, a snapshot), or it failed over to a replica that
+    lagged behind. The error is raised once; later calls continue with the data that the server has.
 
     From an apply or ``set_global_step``, it means that this call was not executed and that an earlier call of this
-    handle is lost. From a take, it means that the round was granted but not acknowledged, so ``recover()`` hands it
-    out; an earlier call of this handle was undone, and if that was a take, some gradients of this round may also have
-    been in the earlier one. If the message says that the round itself is no longer listed, nobody recovered it, and
+    handle is lost. From a take, it means that the round was granted but not acknowledged, so ``recover()`` returns it;
+    an earlier call of this handle was undone, and if that was a take, some gradients of this round may also have been
+    in the earlier one. If the message says that the round itself is no longer listed, no process has recovered it, and
     ``recover()`` does not find it. At the end of a block of ``take()``, that means that its gradients are in the
     accumulator again.
 
     From a take or ``recover()`` of an accumulator with partitions, it may also mean that a node has lost a part of a
-    gradient that was counted. Then ``part`` and ``gradient`` name it, nothing was handed out, and the round stays
-    listed in ``info().unacknowledged``: ``recover(skip_lost=True)`` hands it out without that gradient. ``peek()``
-    raises it as well, and changes nothing.
+    gradient that was counted. Then ``part`` and ``gradient`` name it, nothing was returned, and the round stays listed
+    in ``info().unacknowledged``: ``recover(skip_lost=True)`` returns it without that gradient. ``peek()`` raises it as
+    well, and changes nothing.
 
-    From a read of parameters with partitions, it means that a node has lost a part of the version that is published,
-    which ``part`` names. Publishing the values again, for the same step or a later one, replaces it.
+    From a read of parameters with partitions, it means that a node has lost a part of the published version, which
+    ``part`` names. Publishing the values again, for the same step or a later one, replaces it.
 
     Attributes:
         part: the key of the part that is lost; None if it is something else.
@@ -240,7 +239,7 @@ class NotReplicatedError(RedisAccError):
     """Fewer replicas than ``min_replicas`` confirmed in time, so the change may be lost if the server fails now.
 
     The change itself was made. An applied gradient is counted and must not be applied again. A round that was taken is
-    not acknowledged, and ``recover()`` hands it out, which waits for the replicas as well.
+    not acknowledged: ``recover()`` returns it, and waits for the replicas as well.
 
     Attributes:
         replicas: how many replicas have confirmed.
@@ -254,14 +253,14 @@ class NotReplicatedError(RedisAccError):
 
 
 class CorruptDataError(RedisAccError):
-    """The keys hold something that redisacc did not write, or that another version of it wrote. Nothing was changed."""
+    """The keys hold data that redisacc did not write, or that another version of it wrote. Nothing was changed."""
 
 
 class ServerError(RedisAccError):
     """The server refused a command, for example because it is a read-only replica.
 
     If its access control list does not permit the command to the user, ``redisacc acl`` prints rules that do. If it has
-    reached its ``maxmemory``, nothing was stored; takes, acknowledgements, ``recover()`` and ``delete()`` still work,
+    reached its ``maxmemory``, nothing was stored; takes, acknowledgments, ``recover()`` and ``delete()`` still work,
     and free memory.
     """
 
@@ -295,17 +294,17 @@ class OutcomeUnknownError(ServerUnavailableError):
         return {**self.__dict__, "_settle": None}
 
     def settle(self) -> Any:
-        """Settles the request: sends it again, until it is certain that it was executed, or never will be.
+        """Settles the request: sends it again until it is certain that it was executed, or never will be.
 
-        However often it is sent and however late it arrives, it is executed only once. Blocks like the method that
-        raised this error. After an interrupt, which leaves no error to call, ``settle()`` of the accumulator does the
-        same without sending the gradient again.
+        The request is executed only once, even if several copies arrive, or a late one. Blocks like the method that
+        raised this error. After an interrupt, when there is no such error, the accumulator's ``settle()`` does the same
+        without sending the gradient again.
 
         Returns:
-            What that method would have returned: the result of ``apply_grad``, or the gradient of ``take_grad``.
+            The return value of that method: the result of ``apply_grad``, or the gradient of ``take_grad``.
 
         Raises:
-            OutcomeUnknownError: the server is still silent.
+            OutcomeUnknownError: the server still does not answer.
             RedisAccError: the request was not executed, and never will be.
             RuntimeError: this is a copy of the error that another process raised. Only that process can continue.
         """

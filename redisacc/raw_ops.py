@@ -2,8 +2,8 @@
 
 A handle is an ``accumulator_ref``: the text ``redisacc:{NAME}``. Each operation does what the corresponding method of
 the accumulator does, and raises the same errors; a handle of the wrong kind raises ``InvalidArgumentError``. Two things
-differ from TensorFlow: operations are executed at once, and they accept ``redis=`` (a client, a URL or
-None, as everywhere), which can be left out for a handle that was created in this process.
+differ from TensorFlow: operations are executed at once, and they accept ``redis=`` (a client, a URL or None, as
+everywhere), which you may leave out for a handle that this process created.
 
 Example:
     >>> from redisacc import raw_ops

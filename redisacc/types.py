@@ -1,4 +1,4 @@
-"""Types for annotations: what methods return, and the options of several functions as typed dicts.
+"""Types for annotations: the return values of methods, and the options of several functions as typed dicts.
 
 Example:
     >>> from typing import Unpack

@@ -14,9 +14,9 @@ class ApplyResult:
 
     Attributes:
         outcome: "applied"; "stale" if the gradient was dropped because its step was more than ``staleness`` below
-            the accumulator's; "repeated" if it was dropped because the round had a gradient of this worker, and accepts
-            one only; or "skipped", only from a training: the worker's gradient was left out of the step, which does not
-            wait for it.
+            the accumulator's; "repeated" if it was dropped because the round already had a gradient of this worker, and
+            accepts only one; or "skipped", in a training run only: the worker's gradient was left out of the step,
+            which does not wait for it.
         global_step: the accumulator's step at that moment.
         num_accumulated: the number of gradients in the current round, this one included if it was accepted.
 
@@ -41,7 +41,7 @@ class ApplyResult:
 
 @dataclass(frozen=True)
 class Tally:
-    """What became of the gradients that a thread has applied through a handle.
+    """The outcomes of the gradients that a thread has applied through a handle.
 
     Attributes:
         applied: the number of gradients that were accepted.
@@ -80,8 +80,8 @@ class Round(Generic[G_co]):
             ``staleness``.
         total_weight: the sum of their weights; ``num_accumulated`` if all are 1.
         metrics: the mean of each metric, over the gradients that have it, by the weights that were given with them;
-            NaN if one of these values is. Of a worker with several gradients in the round, those count whose metrics
-            fit into 896 bytes as text.
+            NaN if one of these values is. If a worker has several gradients in the round, only those whose metrics fit
+            into 896 bytes as text count.
 
     Example:
         >>> import redisacc

@@ -1,1 +1,1 @@
-"""Checkpoints: the parameters, the state and the step of a training in files."""
+"""Checkpoints: the parameters, the state and the step of a run in files."""

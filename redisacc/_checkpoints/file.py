@@ -56,10 +56,10 @@ _TYPES = {"bool": "BOOL", "bfloat16": "BF16"}
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A moment of a training.
+    """A moment of a run.
 
     Attributes:
-        name: the name of the training.
+        name: the name of the run.
         step: the step of its parameters.
         parameters: the tree.
         state: the chief's state, a tree or None.
@@ -214,7 +214,7 @@ def hash_of(path: Place) -> str:
 
 
 def name_in(path: Place) -> str | None:
-    """Returns the name of the training in a checkpoint of any version; None if the file is none.
+    """Returns the name of the run in a checkpoint of any version; None if the file is none.
 
     Raises:
         OSError: the file cannot be read.
@@ -271,7 +271,7 @@ def _read(path: Place, *, whole: bool = False) -> tuple[Mapping[str, str], dict[
 
 
 def read_file(path: Place) -> Checkpoint:
-    """Returns the checkpoint in a file. Its arrays are the caller's own.
+    """Returns the checkpoint in a file. You may change its arrays.
 
     Raises:
         OSError: the file cannot be read.

@@ -1,10 +1,10 @@
 """A folder of checkpoints: ``step-00000100.safetensors`` for step 100, and ``manifest.json``, which lists them.
 
-The manifest is for people, for tools, and for the checksums, and says to which training the folder belongs. The files
+The manifest is for people, for tools, and for the checksums, and says to which run the folder belongs. The files
 count: one that the manifest lacks, because the process died in between, is a checkpoint all the same, because it got
 its name after all its bytes were on the disk.
 
-A file is removed only if this training wrote it, and only because of later files that are whole. A process remembers
+A file is removed only if this run wrote it, and only because of later files that are whole. A process remembers
 which files are whole, because many gigabytes must not be read again with each checkpoint: those that it wrote, and
 those that it has read once. It reads another one only before it would remove something because of it.
 """
@@ -87,7 +87,7 @@ class _Known:
 
     Attributes:
         version: what changes when it is replaced.
-        name: the training that wrote it; None if it is no checkpoint.
+        name: the run that wrote it; None if it is no checkpoint.
         is_whole: whether its contents can be read. None means nobody has tried.
     """
 
@@ -104,16 +104,16 @@ def _version_of(path: Place) -> str:
 
 
 class Folder:
-    """The checkpoints of one training. One process writes them.
+    """The checkpoints of one run. One process writes them.
 
     Args:
         path: the folder. ``claim`` creates it.
-        name: the name of the training.
+        name: the name of the run.
         keep: how many of the latest are kept, at least 1.
         keep_every: also keeps the first checkpoint of each interval of this many steps. None means only the latest.
 
     Raises:
-        InvalidArgumentError: it is another training's folder.
+        InvalidArgumentError: it is another run's folder.
         OSError: it cannot be read.
     """
 
@@ -133,7 +133,7 @@ class Folder:
 
         Raises:
             OSError: that cannot be done.
-            InvalidArgumentError: it is another training's folder. Nothing was changed.
+            InvalidArgumentError: it is another run's folder. Nothing was changed.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self._check_owner()
@@ -162,7 +162,7 @@ class Folder:
 
         Raises:
             OSError: the disk is full, say. Earlier checkpoints stay.
-            InvalidArgumentError: it is another training's folder. Nothing was changed.
+            InvalidArgumentError: it is another run's folder. Nothing was changed.
         """
         self.claim()
         path = self.path / f"step-{checkpoint.step:08d}.safetensors"
@@ -210,7 +210,7 @@ class Folder:
                 yield found
 
     def _check_owner(self) -> None:
-        """Raises InvalidArgumentError if the manifest or a file is another training's."""
+        """Raises InvalidArgumentError if the manifest or a file is another run's."""
         if not self.path.is_dir():
             return
         owners = {MANIFEST: self._manifest()[0]}
@@ -275,7 +275,7 @@ class Folder:
         """Returns the files that are not to be kept: neither among the latest nor the first of an interval.
 
         Args:
-            stored: all files of this training, the newest first.
+            stored: all files of this run, the newest first.
             is_whole: whether a file counts.
         """
         latest = 0
@@ -295,7 +295,7 @@ class Folder:
         return superseded
 
     def _manifest(self) -> tuple[str | None, dict[str, dict[str, Any]]]:
-        """Returns what the manifest says: the name of the training, and an entry for each file.
+        """Returns what the manifest says: the name of the run, and an entry for each file.
 
         The name is None, and there are no entries, if it is missing or damaged.
         """

@@ -1,4 +1,4 @@
-"""The entries of the hash of leases that the chief and the workers of a training hold."""
+"""The entries of the hash of leases that the chief and the workers of a run hold."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Member:
 
 
 def number_of_worker(name: str) -> str | None:
-    """Returns the digits of the number of a worker of a training; None if these have other names."""
+    """Returns the digits of the number of a worker of a run; None if these have other names."""
     found = _PLACE.fullmatch(name.encode(errors="replace"))
     return None if found is None or found[1] is None else found[1].decode()
 

@@ -59,11 +59,11 @@ class WaitingTaker:
         token: id of the take.
         num_required: how many gradients it requires.
         taker: name of the taker.
-        lease_ends_at: when its lease ends, by the server's clock. After that it is passed over, unless it renews it.
-        most: with a grace, the number of gradients that ends it early; None if any number may come, or without a
-            grace.
+        lease_ends_at: when its lease ends, by the server's clock. After that, the taker loses its place, unless it
+            renews the lease.
+        most: with a grace, the number of gradients that ends it early; None if there is no limit, or no grace.
         grace: how long it waits for more gradients than it requires, in seconds; 0 if it does not.
-        min_weight: least sum of their weights; 0 if any will do.
+        min_weight: the minimum sum of their weights; 0 if there is none.
     """
 
     token: str
@@ -108,7 +108,7 @@ class UnacknowledgedRound:
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """A worker that has sent a gradient, or has a lease in a training. Handles of the same name are one worker.
+    """A worker that has sent a gradient, or has a lease in a run. Handles of the same name are one worker.
 
     Example:
         >>> import redisacc
@@ -123,14 +123,14 @@ class WorkerInfo:
         in_round: gradients in the current round.
         applied: gradients accepted since the accumulator was created.
         stale: gradients dropped because their step had passed.
-        seen_at: when its last gradient arrived, by the server's clock. A worker of a training that has sent none yet
+        seen_at: when its last gradient arrived, by the server's clock. A worker of a run that has sent none yet
             is seen for as long as its lease lasts.
         last_step: the global step at that time; None if it has sent no gradient.
-        lease_ends_at: when the lease of a worker of a training ends, or has ended; if it gave the lease back, its
+        lease_ends_at: when the lease of a worker of a run ends, or has ended; if it gave the lease back, its
             ``seen_at``. None for a worker without a lease.
         process: the name of the process that holds the lease, in messages; "" without a lease.
         memory: how many bytes of its memory were resident when it last extended the lease, every 2.5 s. None without a
-            lease, and everywhere but on Linux.
+            lease, and except on Linux.
     """
 
     name: str
@@ -244,7 +244,7 @@ def parse_known_workers(
         keys: the keys of the accumulator.
         sessions: the fields of the hash of sessions.
         in_round: worker's name → number of its gradients in the round.
-        crew: all leases of a training.
+        crew: all leases of a run.
         now: when they were read, by the server's clock.
     """
     found: dict[str, WorkerInfo] = {}
@@ -446,12 +446,12 @@ class ReducerInfo:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether it was in time for at least half of the rounds, and no partition lacks one."""
+        """Whether it was in time for at least half of the rounds, and every partition has one."""
         return self.stored >= self.late and not self.missing
 
     @property
     def state(self) -> str:
-        """A text for people: "has begun", "keeps up", "is late", or on how many partitions a reducer is missing."""
+        """A readable text: "has begun", "keeps up", "is late", or the number of partitions without a reducer."""
         if self.missing:
             return f"is missing on {self.missing} of the partitions"
         if not self.stored and not self.late:

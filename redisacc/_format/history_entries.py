@@ -1,4 +1,4 @@
-"""The entries of the history of a training: a step each, as text."""
+"""The entries of the history of a run: a step each, as text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENTRY = re.compile(rb"(-?[0-9]{1,19}) ([0-9]{1,15}) ([0-9]{1,15})((?: \S{3,})*)
 
 @dataclass(frozen=True)
 class PastStep:
-    """A step of a training, in its history.
+    """A step of a run, in its history.
 
     Example:
         >>> import numpy as np
@@ -34,11 +34,11 @@ class PastStep:
     Attributes:
         step: the step of its gradients. The parameters that follow from them have the step after it.
         time: when these were published, in seconds since 1970, by the server's clock.
-        seconds: how long the step took; if steps before it are left out, the mean of theirs and its own. The time for
-            which the training did not run counts. NaN if no earlier step is known.
+        seconds: the duration of the step; if earlier steps are left out, the mean of theirs and its own. Time for which
+            the run was stopped counts. NaN if no earlier step is known.
         num_accumulated: the number of its gradients.
-        metrics: the mean of each metric of these gradients, as in ``Round.metrics``. Of very long ones, whose names
-            and values have more than 768 bytes together, the last names are left out.
+        metrics: the mean of each metric of these gradients, as in ``Round.metrics``. If their names and values have
+            more than 768 bytes together, the last names are left out.
     """
 
     step: int

@@ -229,7 +229,7 @@ class ParameterKeys(PartitionedKeys):
         name, partitions, record, attempts, events: as ``PartitionedKeys`` describes them.
         deleted: the key of the mark of a deletion: the incarnations that were deleted last. It has an expiry.
         claims: the key of the claims of workers whose training the server has lost. It has an expiry.
-        history: the key of the history of a training: some of its steps, with their metrics.
+        history: the key of the history of a run: some of its steps, with their metrics.
         guard: a key that never exists. A user whose ACL allows it may delete the parameters.
     """
 

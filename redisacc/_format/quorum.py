@@ -21,7 +21,7 @@ LONGEST_GRACE = 7 * 24 * 3600
 
 @dataclass(frozen=True)
 class Quorum:
-    """The gradients that a step of a training waits for, or a take that is called without ``num_required``.
+    """The gradients for which a step of a run waits, or a take without ``num_required``.
 
     Example:
         >>> import redisacc
@@ -31,13 +31,13 @@ class Quorum:
         Quorum(least=3, most=None, grace=0.5, min_weight=None)
 
     Attributes:
-        least: how many gradients are needed, at least 1. None means in a training, one of each worker; in an
-            accumulator, it is not set, so each take has to pass ``num_required``.
-        most: with ``grace``, how many gradients end it, at least ``least``. None means in a training, one of each
-            worker; in an accumulator, it lasts its whole time.
-        grace: how long to wait for more gradients than ``least``, in seconds, from 0 to a week. None means not at all.
-        min_weight: what the weights of the gradients have to add up to at least. None means any sum will do. It is for
-            a training; an accumulator does not store it, since each take passes its own.
+        least: how many gradients are needed, at least 1. None means one of each worker in a run; in an accumulator, it
+            is not set, so each take has to pass ``num_required``.
+        most: with ``grace``, how many gradients end it, at least ``least``. None means one of each worker in a run; in
+            an accumulator, nothing ends it early.
+        grace: how long to wait for more gradients than ``least``, in seconds, from 0 to a week. None means no grace.
+        min_weight: the minimum sum of the gradients' weights. None means any sum. It is for runs; an accumulator does
+            not store it, because each take passes its own.
 
     Raises:
         InvalidArgumentError: a value is invalid, or ``most`` is given without ``grace``.

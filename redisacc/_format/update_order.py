@@ -73,7 +73,7 @@ def parse_order(event: str, optimizer: Optimizer) -> tuple[Order, int] | None:
 
     Args:
         event: the event. Any client may have sent it.
-        optimizer: the optimizer of the training.
+        optimizer: the optimizer of the run.
 
     Raises:
         ValueError: redisacc did not write this text for such an optimizer.

@@ -63,26 +63,25 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
     ) -> Taken:
         """Takes the reduced gradient of the current round once it holds at least ``num_required`` gradients.
 
-        Blocks until then. Takers are served strictly in order of arrival: the first in the queue holds up those
-        behind it even if they require less. On success, the global step grows by 1 and the next round begins empty.
+        Blocks until then. Takers are served strictly in order of arrival: the first in the queue blocks those behind
+        it, even if they require less. On success, the global step grows by 1 and the next round begins empty.
 
-        If Ctrl-C, or another signal handler that raises, ends the call when the round is in memory already, the handle
-        keeps the round. Its next ``take_grad`` returns that round at once, whatever it requires. A round that was
-        granted and not yet read stays in ``info().unacknowledged``.
+        If Ctrl-C, or another signal handler that raises, ends the call when the round is already in memory, the handle
+        keeps the round. Its next ``take_grad`` returns that round at once, whatever number it requires. A round that
+        was granted but not yet read stays in ``info().unacknowledged``.
 
         Args:
             num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
-                more. None means the quorum of the accumulator (``set_quorum``) decides this, ``most`` and ``grace``,
-                even if it changes while the take waits. Without a quorum, it is 1, provided that ``min_weight`` is
-                given.
+                more. None means the accumulator's quorum (``set_quorum``), also for ``most`` and ``grace``, and even if
+                it changes while the take waits. Without a quorum, it is 1, provided that ``min_weight`` is given.
             name: labels log records.
-            min_weight: also waits until the weights of the gradients add up to this (but for a part in 10^9, for
-                rounding). None means any sum will do.
+            min_weight: also waits until the weights of the gradients add up to this (less one part in 10^9, for
+                rounding). None means any sum.
             most: with ``grace``, the round is granted as soon as it holds this many gradients; at least
-                ``num_required``. None means however many arrive before the grace ends.
+                ``num_required``. None means all that arrive before the grace ends.
             grace: seconds to wait for more gradients once there are enough, from 0 to a week. The server measures them
-                and remembers when they began, so a take that is started again does not start the grace again. None:
-                the round is granted at once.
+                and remembers when they began, so a take that is repeated does not restart the grace. None: the round is
+                granted at once.
             timeout: seconds to wait at most, 0 or more. None means forever.
 
         Returns:
@@ -96,12 +95,12 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
               (-1 if there is none) followed by the dimensions of a row;
             - from a ``TreeAccumulator``, a tree of the structure of ``spec``: an array for each dense leaf, and
               ``IndexedSlices`` with sorted unique indices for each sparse one. The arrays may be written to; leaves of
-              one dtype share memory, so that a small leaf which is kept keeps all of them.
+              one dtype share memory, so keeping a small leaf keeps the memory of all of them.
 
         Raises:
             InvalidArgumentError: ``num_required``, ``min_weight``, ``most``, ``grace`` or ``timeout`` is invalid. Or
                 ``num_required`` is None, and ``most`` or ``grace`` is not. Or neither it nor ``min_weight`` is given,
-                and the accumulator has no quorum, or no longer.
+                and the accumulator has no quorum (any longer).
             TakeTimeoutError: too few gradients arrived in time. The message says how many did, and from which workers.
                 Nothing was taken.
             CancelledError: the handle was closed.
@@ -112,8 +111,8 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
             OutcomeUnknownError: the round has been read, but the server stopped answering before it was acknowledged.
                 The error's ``settle()`` acknowledges it and returns the gradient.
             ServerUnavailableError: the server stopped answering before the round was read. If the round was granted,
-                ``info().unacknowledged`` lists it and ``recover()`` hands it out.
-            DataLossError, NotReplicatedError: the round was taken but not acknowledged. ``recover()`` hands it out.
+                ``info().unacknowledged`` lists it, and ``recover()`` returns it.
+            DataLossError, NotReplicatedError: the round was taken but not acknowledged. ``recover()`` returns it.
             CorruptDataError: the data in Redis is inconsistent, because keys were evicted or changed. The rest of
                 the round stays, listed in ``info().unacknowledged``.
         """
@@ -248,7 +247,7 @@ class ArrayAccumulator(Accumulator[G, Taken]):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the elements. For TensorFlow's quantised types, the structured dtype that TensorFlow has."""
+        """The dtype of the elements. For TensorFlow's quantized types, TensorFlow's structured dtype."""
         return self._spec.leaves[0].dtype.public
 
     @property

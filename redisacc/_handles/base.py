@@ -79,57 +79,56 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
     Each class of accumulators has the arguments below, apart from ``spec``.
 
     Args:
-        spec: what the accumulator is; the classes of accumulators make it from their own arguments.
+        spec: describes the accumulator; its class makes it from its own arguments.
         shared_name: the name under which other processes find the accumulator: up to 512 bytes in UTF-8, without
             braces or control characters. If there is an accumulator of that name, it is opened; otherwise it is
             created. None or "" creates a private one, which is removed when this handle is closed.
         name: labels log records.
         redis: a client of redis-py or valkey-py, a URL (``redis://``, ``rediss://``, ``unix://``; ``valkey://`` and
             ``valkeys://`` are synonyms), or None for the environment variable ``REDISACC_URL``, else
-            ``redis://localhost:6379/0``. While a take waits, a client's pool needs two
-            connections to spare: one to work with and one to listen on.
+            ``redis://localhost:6379/0``. While a take waits, a client's pool needs two spare connections: one for
+            requests and one to listen on.
         worker: the name under which gradients of this handle are counted. None means "host:pid".
-        encoding: how the float32 elements of this handle's gradients travel if they are buffered: "float32" (or None),
-            as they are; "bfloat16", rounded to half as many bytes; or "int8", in blocks of 256 with one scale each, a
-            quarter of the bytes. They are added as float32, and sums and results are float32 in any case. Handles on
-            one accumulator may differ. Gradients small enough to be added in place travel as float32. For other dtypes:
-            None.
+        encoding: how the float32 elements of this handle's gradients are sent if they are buffered: "float32" (or
+            None), as they are; "bfloat16", rounded to half as many bytes; or "int8", in blocks of 256 with one scale
+            each, a quarter of the bytes. They are added as float32, and sums and results are float32 in any case.
+            Handles on one accumulator may differ. Gradients small enough to be added in place are sent as float32. For
+            other dtypes: None.
         finite: True: a gradient that holds NaN or an infinity raises NotFiniteError, which names the first one, before
-            anything is sent. Otherwise it would spoil the round for everybody. It concerns the gradients of this handle
-            only, because the server does not look into gradients; so pass it wherever gradients are applied. Elements
-            are checked in the accumulator's dtype; with ``encoding="bfloat16"``, elements of 3.3961775e38 or more are
+            anything is sent. Otherwise it would spoil the round for all processes. It applies to this handle only,
+            because the server does not look into gradients; so pass it wherever you apply gradients. Elements are
+            checked in the accumulator's dtype; with ``encoding="bfloat16"``, elements of 3.3961775e38 or more are
             refused as well, because they would round to infinity. Costs about as much time as copying the gradient in
             memory.
         once_per_worker: True: a round accepts one gradient of each worker, and drops further ones with the outcome
             "repeated", so that a take counts workers. The server decides, given at creation and for all handles.
-            ``worker`` should then be a name that a worker keeps when it is started again. None means False, or what the
-            accumulator was created with.
+            ``worker`` should then be a name that a worker keeps across restarts. None means False, or as the
+            accumulator was created.
         staleness: by how many steps a gradient may be late, from 0 to 1000; or a ``redisacc.Staleness``, which also
-            says what a late gradient weighs. Given at creation and for all handles: the server decides, by the step at
-            which the gradient arrives. 0 is TensorFlow's rule. None means 0, or what the accumulator was created with.
-        mean: a ``redisacc.Mean``: what "MEAN" divides by, given at creation and for all handles. None means by the sum
-            of the weights of gradients, or as the accumulator was created.
-        limits: ``redisacc.Limits``: up to which size gradients are added in place, and how many bytes may be buffered.
-            None means the defaults, or as the accumulator was created.
+            sets the weight of late gradients. Given at creation and for all handles: the server decides, by the step at
+            which the gradient arrives. 0 is TensorFlow's rule. None means 0, or as the accumulator was created.
+        mean: a ``redisacc.Mean``: the divisor of "MEAN", given at creation and for all handles. None means the sum of
+            the gradients' weights, or as the accumulator was created.
+        limits: ``redisacc.Limits``: the size up to which gradients are added in place, and the bytes that may be
+            buffered. None means the defaults, or as the accumulator was created.
         order: the order in which the gradients of a round are added, given at creation and for all handles: "arrival",
-            or "worker" for the ascending numbers of their workers, so that the same gradients give the same bits
-            whichever of them comes first. It implies ``once_per_worker``; a handle that applies gradients must be
-            called "worker N" (``worker``), where N is a number below 10^12 without leading zeros. No gradient is added
-            in place or compacted then: a round takes as much memory as its gradients, one of each worker. None:
-            "arrival", or what the accumulator was created with.
+            or "worker" for the ascending numbers of their workers, so that the same gradients give the same bits in
+            whichever order they arrive. It implies ``once_per_worker``; a handle that applies gradients must be called
+            "worker N" (``worker``), where N is a number below 10^12 without leading zeros. Then no gradient is added in
+            place or compacted: a round needs the memory of all its gradients, one of each worker. None: "arrival", or
+            as the accumulator was created.
         partitions: among how many slots of a Redis Cluster the parts of gradients are spread, from 1 to 1000, given at
             creation. Each node then has its share of the bytes; everything else, and gradients of up to 64 KiB, stay
             in one slot. "auto": as many as there are masters, but at most one for each 256 KiB of a gradient, and
-            of more than 64, at most one for each MiB; 1 on a single server. None means 1, or what the accumulator was
-            created with.
-        create: whether to create the accumulator if there is none of this name. A worker that passes False learns of a
-            name that is spelled differently; the error suggests similar names.
+            beyond 64, at most one for each MiB; 1 on a single server. None means 1, or as the accumulator was created.
+        create: whether to create the accumulator if there is none of this name. Pass False in workers to notice a
+            misspelled name: the error suggests similar ones.
         min_replicas: an accepted gradient and a taken round wait for up to 5 seconds until that many replicas of the
             server have them, and raise NotReplicatedError otherwise. In a cluster, these are replicas of the master
             that has the accumulator, and of each that has parts of the gradient. With partitions, a gradient of more
             than 64 KiB waits twice for up to 5 seconds: for its parts, on all nodes at once, and then for the record.
-            0: they do not wait for replication. With partitions, a handle that does not wait may remove what another
-            one's replicas have confirmed.
+            0: they do not wait for replication. With partitions, a handle that does not wait may remove data that
+            replicas have confirmed to another handle.
 
     Raises:
         InvalidArgumentError: an argument is invalid; or the shared name exists with another kind, dtype, shape, tree,
@@ -320,7 +319,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         return info
 
     def peek(self) -> Round[G | None]:
-        """Returns the aggregate as it is now, without taking it: step and count stay as they are.
+        """Returns the current sum or mean without taking it: step and count stay as they are.
 
         The round is read in pieces. If a gradient arrives meanwhile, reading starts over, so a busy accumulator may
         take several attempts.
@@ -336,7 +335,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             A round whose ``gradient`` is reduced as a take would reduce it now, or None if the round is empty.
 
         Raises:
-            WaitTimeoutError: gradients kept arriving for 30 seconds and disturbed every attempt.
+            WaitTimeoutError: gradients kept arriving for 30 seconds and interrupted every attempt.
             DataLossError: a part of a gradient in a partition is lost. ``part`` and ``gradient`` name it.
         """
         self._lifetime.check()
@@ -346,9 +345,9 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         """Returns an iterator over the accumulator's events from now on.
 
         Listening begins with this call, not with the first ``next()``. Events are hints: if the connection was lost, or
-        the reader was slow, one event of kind "missed" replaces all that may be lacking. The iterator ends when
-        the accumulator is deleted (its last event says so, up to a second late if that message itself was lost), and
-        when this handle is closed.
+        the reader was slow, one event of kind "missed" replaces all that may be missing. The iterator ends when the
+        accumulator is deleted (its last event says so, up to a second late if that message itself was lost), and when
+        this handle is closed.
 
         Args:
             timeout: the iterator also ends after that many seconds without an event. None means never.
@@ -367,7 +366,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
     def wait_for_step(self, step: int, name: str | None = None, *, timeout: float | None = None) -> int:
         """Blocks until the global step is at least ``step``.
 
-        If the server becomes unavailable, the wait continues until it is back, as in a take.
+        If the server becomes unavailable, the wait continues when it returns, as in a take.
 
         Args:
             step: integer scalar in [-2**63, 2**63 - 1].
@@ -375,10 +374,10 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             timeout: seconds to wait at most, 0 or more. None means forever.
 
         Returns:
-            The step as it was seen, ``step`` or higher.
+            The step, which is at least ``step``.
 
         Raises:
-            WaitTimeoutError: the step was not reached in time. The message says what it was.
+            WaitTimeoutError: the step was not reached in time. The message contains the current step.
             CancelledError: the handle was closed.
             NotFoundError: the accumulator was deleted.
         """
@@ -420,7 +419,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
     # Quorum
 
     def quorum(self) -> Quorum:
-        """Returns what a take waits for if it is called without ``num_required``; nothing is set at first."""
+        """Returns the quorum of a take without ``num_required``. At first, none is set."""
         return self._records.read().quorum
 
     def set_quorum(
@@ -433,9 +432,9 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
     ) -> None:
         """Changes how many gradients a round needs, and how long a taker waits, in all processes and at once.
 
-        The quorum is in the record, for all takers that give no ``num_required``. Those that are waiting check again at
-        once, for example when a worker is gone. A taker that gives ``num_required`` is not affected.
-        `redisacc set` does the same.
+        The quorum is in the record, and applies to all takes without ``num_required``. Waiting ones check again at
+        once, so you can continue without a failed worker. A take with ``num_required`` is not affected. `redisacc set`
+        does the same.
 
         Example:
             >>> import redisacc
@@ -447,19 +446,18 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             array([1., 2.], dtype=float32)
 
         Args:
-            least: how many gradients such a take requires, at least 1. None means nothing is set any more, so that
-                takes without ``num_required`` raise InvalidArgumentError, those that wait included. Left out, as with
-                the other two: stays as it is.
-            most: the number of gradients that ends the grace, at least ``least``. None means the grace lasts its whole
-                time.
+            least: how many gradients such a take requires, at least 1. None removes the quorum: takes without
+                ``num_required`` then raise InvalidArgumentError, waiting ones included. An argument that you leave out
+                stays as it is.
+            most: the number of gradients that ends the grace, at least ``least``. None means nothing ends it early.
             grace: seconds to wait for more gradients after the one with number ``least`` arrived, from 0 to a week.
-                None means not at all.
+                None means no grace.
             name: labels log records.
 
         Raises:
-            InvalidArgumentError: a value is invalid, or does not go together with those that stay: ``most`` and
-                ``grace`` need ``least``, and ``most`` needs ``grace``. Nothing was changed.
-            ServerError: this user is only allowed to be a worker.
+            InvalidArgumentError: a value is invalid, or doesn't fit the values that stay: ``most`` and ``grace`` need
+                ``least``, and ``most`` needs ``grace``. Nothing was changed.
+            ServerError: the access rules of this user allow a worker only.
             OutcomeUnknownError: the server stopped answering. Call the error's ``settle()``: changing the quorum
                 again could undo a change that others have made since.
         """
@@ -472,8 +470,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         """Settles this thread's requests, and returns how many gradients it has applied here, by outcome.
 
         The numbers are exact even if Ctrl-C, or another signal handler that raises, has ended a call at any moment. If
-        that leaves open whether the last gradient was counted, this method asks the server, and makes sure that a
-        gradient which has not been counted never will be. Otherwise, it sends nothing. An ``OutcomeUnknownError`` has a
+        it is then unknown whether the last gradient was counted, this method asks the server, and ensures that an
+        uncounted gradient never will be counted. Otherwise, it sends nothing. An ``OutcomeUnknownError`` has a
         ``settle()`` of its own, which sends the gradient again and returns the result of its apply.
 
         To learn whether a single gradient was counted, compare the numbers from before and after its apply.
@@ -514,8 +512,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
     ) -> Iterator[Round[G]]:
         """Takes a round for the length of a ``with`` block, and acknowledges it when the block ends without an error.
 
-        Blocks like ``take_grad``. If the block raises, or the process dies in it, the round stays in Redis and
-        ``recover()`` hands it out again; the step has moved on, and new gradients form the next round.
+        Blocks like ``take_grad``. If the block raises, or the process is killed in it, the round stays in Redis, and
+        ``recover()`` returns it; the step has moved on, and new gradients form the next round.
 
         Example:
             >>> import redisacc
@@ -526,14 +524,14 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             ([1.0, 2.0], 0)
 
         Args:
-            num_required: as for ``take_grad``: the round is granted when at least that many gradients are there.
+            num_required: as for ``take_grad``: the round is granted when it holds at least that many gradients.
             min_weight: as for ``take_grad``.
             most: as for ``take_grad``.
             grace: as for ``take_grad``.
             timeout: seconds to wait at most, 0 or more. None means forever.
-            cancel: asked at least once a second while the take waits and the server answers; if it returns True, the
+            cancel: called at least once a second while the take waits and the server answers; if it returns True, the
                 take raises CancelledError.
-            describe: called for a message about the wait; returns what else it should say, or "".
+            describe: called for a log message about the wait; returns text to add to it, or "".
 
         Yields:
             The round: the gradient, the step that it closed, how many gradients it holds, and from which workers.
@@ -542,7 +540,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             InvalidArgumentError, TakeTimeoutError, CancelledError, NotFoundError, RedisAccError: as
                 ``take_grad``.
             ConflictError: at the end of the block, if another process has recovered the round meanwhile. The
-                error names the new owner. If the block raises, its own error is the one that is seen.
+                error names the new owner. If the block raises, you get the block's error instead.
             OutcomeUnknownError: at the end of the block, if the round could not be acknowledged. The block itself has
                 ended without an error; the error's ``settle()`` acknowledges.
         """
@@ -552,12 +550,12 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
     @contextlib.contextmanager
     def recover(self, token: str | None = None, *, skip_lost: bool = False) -> Iterator[Round[G] | None]:
-        """Hands out a round that was taken but never acknowledged, for the length of a ``with`` block.
+        """Returns a round that was taken but never acknowledged, for the length of a ``with`` block.
 
-        Its former taker can then neither read nor acknowledge it, and gets ``ConflictError`` if it is still
-        alive. A block of its ``take()`` may have used the gradient by then, so make sure that it is dead:
+        Its former taker can then neither read nor acknowledge it, and gets ``ConflictError`` if it is still running.
+        The block of its ``take()`` may have used the gradient already, so first make sure that the process has ended:
         ``info().unacknowledged`` names it. The round is acknowledged at the end of the block, as in ``take``. If the
-        server lists none, the block gets one that this handle keeps because its ``take_grad`` was interrupted.
+        server lists none, the block gets a round that this handle keeps because its ``take_grad`` was interrupted.
 
         Example:
             >>> import redisacc
@@ -573,9 +571,9 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
         Args:
             token: which round, from ``info().unacknowledged``. None means the oldest.
-            skip_lost: True: gradients that have lost parts are left out, and a warning names them. The
-                round's ``num_accumulated`` is the number of those that are left, and its ``gradient`` is reduced over
-                them, or None if none is left; ``workers`` and ``staleness`` cover all that were counted.
+            skip_lost: True: gradients that have lost parts are left out, and a warning names them. The round's
+                ``num_accumulated`` is the number of the others, and its ``gradient`` is their sum or mean, or None if
+                there are none; ``workers`` and ``staleness`` cover all that were counted.
 
         Yields:
             The round, or None if there is none to recover.
@@ -632,10 +630,10 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
     # Ending
 
     def delete(self) -> None:
-        """Removes the accumulator and everything in it, for everybody.
+        """Deletes the accumulator and everything in it, for all processes.
 
-        Afterwards this handle and all others raise ``NotFoundError``, and so do takes that wait. If the
-        accumulator is gone already, or was created again by another process, nothing happens.
+        Afterwards this handle and all others raise ``NotFoundError``, and so do waiting takes. If the accumulator was
+        deleted already, or created again by another process, this has no effect.
         """
         self._lifetime.check()
         if self.shared_name is None:
@@ -646,7 +644,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
     def close(self) -> None:
         """Closes this handle: takes that wait on it raise ``CancelledError``, and so does every later call.
 
-        A shared accumulator stays for everybody else, and a private one is removed. Closing twice does nothing.
+        A shared accumulator stays for all other handles, and a private one is removed. Closing twice has no effect.
         """
         self._lifetime.close()
         if self._finalizer is not None:

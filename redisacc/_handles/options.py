@@ -24,7 +24,7 @@ Group = TypeVar("Group", "Limits", "Mean")
 
 @dataclass(frozen=True)
 class Staleness:
-    """Which late gradients an accumulator accepts, and what they weigh. The server decides, for all handles.
+    """Which late gradients an accumulator accepts, and their weights. The server decides, for all handles.
 
     A gradient is late by ``global_step - local_step`` steps, as of the step at which it arrives.
 
@@ -39,8 +39,8 @@ class Staleness:
     Args:
         most: a gradient that is late by at most this many steps is accepted, from 0 to 1000. 0 is TensorFlow's rule.
         weight: the factor by which the weight of a late gradient is multiplied: "constant" (1), "inverse_sqrt"
-            (1 / sqrt(1 + staleness)), or a number for each staleness from 0 to ``most``. None means "constant", or what
-            the accumulator was created with.
+            (1 / sqrt(1 + staleness)), or a number for each staleness from 0 to ``most``. None means "constant", or as
+            the accumulator was created.
     """
 
     most: int
@@ -49,7 +49,7 @@ class Staleness:
 
 @dataclass(frozen=True)
 class Mean:
-    """What the means of an accumulator with ``reduction_type="MEAN"`` are divided by.
+    """The divisor of means, for an accumulator with ``reduction_type="MEAN"``.
 
     Example:
         >>> import redisacc
@@ -60,13 +60,13 @@ class Mean:
 
     Args:
         by: "weights" for the sum of the weights of gradients; "count" for their number, so that gradients of less
-            weight move the result less. None means "weights", or what the accumulator was created with.
-        rows: what a sparse row is divided by: "index" for the gradients that held the index, as TensorFlow does;
-            "round" for the same as a dense array, which data-parallel training needs. None means "round" in a tree,
-            else "index".
-        missing: what a leaf of a tree is divided by if some gradients of the round lack it: "zero" for all gradients,
-            as if the leaf had been zero there; "skip" for those that have the leaf, and then a leaf that none of them
-            has is None in the result. Sums are the same for both. None means "zero".
+            weight move the result less. None means "weights", or as the accumulator was created.
+        rows: the divisor of a sparse row: "index" for the gradients that held the index, as TensorFlow does; "round"
+            for the same as a dense array, which data-parallel training needs. None means "round" in a tree, else
+            "index".
+        missing: the divisor of a leaf of a tree if some gradients of the round lack it: "zero" for all gradients, as if
+            the leaf had been zero there; "skip" for those that have the leaf, and then a leaf that none of them has is
+            None in the result. Sums are the same for both. None means "zero".
     """
 
     by: Normalize | None = None
@@ -76,7 +76,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Limits:
-    """How gradients are kept until they are taken.
+    """How gradients are stored until they are taken.
 
     Example:
         >>> import redisacc
@@ -87,15 +87,15 @@ class Limits:
     Args:
         in_place: gradients of more elements than this, where each row counts for 24 more, are buffered and added up by
             the taker instead of by the server. In a tree, each sparse leaf and each dtype of dense leaves counts for 72
-            more, except for the first. 0 buffers all. None means 1,280, which was measured. It concerns the gradients
+            more, except for the first. 0 buffers all. None means 1,280, which was measured. It applies to the gradients
             of this handle.
         buffer: how many bytes the buffered gradients of a round may have together, given at creation and for all
             handles. Beyond it, clients compact; with ``order="worker"``, gradients are refused (AccumulatorFullError).
-            None: 256 MiB, or no limit with ``order="worker"``, or what the accumulator was created with.
+            None: 256 MiB, or no limit with ``order="worker"``, or as the accumulator was created.
         inline: buffered gradients of more bytes than this are stored in parts, under keys of their own, which are
-            written and read as they are. Others lie together in a hash. Gradients of at least eight times as many bytes
-            are announced, and takers read their parts while they arrive. 0: all are stored in parts. None means 65,536,
-            which was measured. It concerns the gradients of this handle.
+            written and read as they are. The others are stored together in a hash. Gradients of at least eight times as
+            many bytes are announced, and takers read their parts while they arrive. 0: all are stored in parts. None
+            means 65,536, which was measured. It applies to the gradients of this handle.
     """
 
     in_place: int | None = None

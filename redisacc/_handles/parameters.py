@@ -29,20 +29,20 @@ from redisacc.errors import InvalidArgumentError, NotFoundError
 
 
 class Parameters(Closing):
-    """A handle on a tree of values in Redis: the weights of a model, say, with a version number, the step.
+    """A handle on a tree of values in Redis, such as the weights of a model, with a version number, the step.
 
     One process publishes versions, and any number of processes read them. A tree is a nested dict, list or tuple whose
-    leaves are arrays; an array alone is a tree, too. A leaf has a path, which is the keys on the way to it:
+    leaves are arrays; an array alone is a tree, too. The path of a leaf consists of the keys that lead to it:
     ``"layers/0/w"``; an array alone has the path ``"."``.
 
-    Nothing is created when a handle is opened: parameters begin with the first ``publish``, and last until ``delete``.
-    All versions have the structure, the dtypes and the shapes of the first. Only the latest version is kept.
+    Opening a handle creates nothing: parameters begin with the first ``publish``, and exist until ``delete``. All
+    versions have the structure, the dtypes and the shapes of the first. Only the latest version is kept.
 
     A handle remembers the version that it has read last, so that the next ``wait`` or ``latest`` fetches only what has
-    changed. The arrays that it returns are read-only, and never change: the next version consists of other arrays. An
-    array that you want to write to is ``array.copy()``. Memory is used again when you no longer hold any array of a
-    version, so a loop that only keeps the latest one needs the memory of two. A handle that publishes keeps a copy of
-    the leaves that it uploads whole.
+    changed. The arrays that it returns are read-only, and never change: the next version consists of other arrays. To
+    write to an array, use ``array.copy()``. Memory is reused when you no longer hold any array of a version, so a loop
+    that keeps only the latest one needs the memory of two. A handle that publishes keeps a copy of the leaves that it
+    uploads whole.
 
     Threads may share a handle, and after a fork the child may continue to use it. A handle can be pickled if it was
     opened with ``redis=None`` or with a URL without a password.
@@ -64,13 +64,13 @@ class Parameters(Closing):
         name: labels log records.
         publisher: the name under which this handle publishes, which ``redisacc show`` shows. None means "host:pid".
         encoding: how this handle publishes float32 elements: "float32" (or None), as they are, or "bfloat16", rounded
-            to half as many bytes, which NaN and infinities survive. Readers get them widened to float32 again, whatever
-            their own ``encoding`` is: they get rounded values, and so does the handle that has published them. Other
-            dtypes, and the state, are published as they are.
+            to half as many bytes, which keeps NaN and infinities. Readers get the rounded values as float32, whatever
+            their own ``encoding`` is, and so does the handle that has published them. Other dtypes, and the state, are
+            published as they are.
         partitions: among how many slots of a Redis Cluster the values are spread, from 1 to 1000, decided with the
             first version. Each node then has its share of the bytes, and only the record is in one slot. "auto": as
-            many as there are masters, but no more than the values have MiB; 1 on a single server. None means 1, or what
-            the parameters were first published with.
+            many as there are masters, but no more than the values have MiB; 1 on a single server. None means 1, or as
+            the parameters were first published.
         min_replicas: ``publish`` waits for up to 5 seconds until that many replicas of the server have the version, and
             raises NotReplicatedError otherwise, as for ``ConditionalAccumulator``. With partitions, it first waits for
             up to 5 seconds until that many replicas of each node have its parts. 0: it does not wait.
@@ -181,9 +181,9 @@ class Parameters(Closing):
     ) -> None:
         """Publishes a version. Readers see either all of it or the version before.
 
-        The same call again changes nothing, so a publisher that does not know whether its last call succeeded, because
-        it was killed or the server fell silent, makes it again. "The same" means the same step and the same bytes, of
-        the tree and of the state.
+        Repeating the same call changes nothing. So if you don't know whether the last call succeeded, because the
+        process was killed or the server stopped answering, repeat it. "The same" means the same step and the same
+        bytes, in the tree and in the state.
 
         Blocks until the server has the version, for up to 30 seconds if it does not answer.
 
@@ -200,29 +200,27 @@ class Parameters(Closing):
             >>> weights.delete()
 
         Args:
-            tree: the values: anything that numpy makes an array of, in nested dicts, lists and tuples. dtypes are those
-                of accumulators, and bool. With ``encoding="bfloat16"``, float32 is rounded.
+            tree: the values: anything that numpy can convert to an array, in nested dicts, lists and tuples. The dtypes
+                are those of accumulators, and bool. With ``encoding="bfloat16"``, float32 is rounded.
             step: integer scalar in [-2**63, 2**63 - 1], higher than the previous version's.
             changed: path of a leaf → indices of the entries of its first dimension that differ from the version before.
-                Only these rows are uploaded, and readers who hold the version before fetch only these. An empty list
+                Only these rows are uploaded, and readers that hold the version before fetch only these. An empty list
                 means that the leaf is unchanged. Leaves that are not mentioned are uploaded whole. The version before
-                is the one that this handle has published, or returned to you, last; if another one is published by
-                now, all leaves are uploaded whole.
+                is the last one that this handle has published or returned; if another one is published by now, all
+                leaves are uploaded whole.
             state: a tree of any structure that workers do not fetch, such as the optimizer's state, for a publisher
-                that is started again. It belongs to this version: ``latest_state`` returns None for a version without.
-            finished: True: declares in the same instant that this version is the last one, as ``finish()`` does. False:
-                leaves that as it is.
+                that restarts. It belongs to this version: ``latest_state`` returns None for a version without.
+            finished: True: also declares this version the last one, as ``finish()`` does. False: does not change that.
 
         Raises:
             InvalidArgumentError: the step, the tree, the state, an index or ``finished`` is invalid; or the structure,
                 a dtype or a shape differs from the first version's, and the message names the first path that differs.
             ConflictError: something else is published for this step, or a later step is published.
             NotFoundError: the parameters were deleted since this handle has seen them.
-            NotReplicatedError: the version is published, but fewer than ``min_replicas`` replicas have it so far. Make
-                the same call again, which waits again.
+            NotReplicatedError: the version is published, but fewer than ``min_replicas`` replicas have it so far.
+                Repeat the call, which waits again.
             CancelledError: the handle is closed.
-            ServerUnavailableError: no server answers. It is unknown whether the version is published. Make the same
-                call again.
+            ServerUnavailableError: no server answers. It is unknown whether the version is published. Repeat the call.
         """
         self._publish(tree, step, changed, state, finished)
 
@@ -267,11 +265,11 @@ class Parameters(Closing):
     def check(self, tree: Any, *, state: Any = None) -> None:
         """Raises an error unless a tree has the structure, the dtypes and the shapes of what is published.
 
-        If nothing is published, any tree of arrays will do. The state may be any tree of arrays, or None.
+        If nothing is published, any tree of arrays is accepted. The state may be any tree of arrays, or None.
 
         Raises:
             InvalidArgumentError: the tree, or the state, is not a tree of arrays; or it differs, and the message names
-                the first path.
+                the first path that does.
             NotFoundError: the parameters were deleted since this handle has seen them.
         """
         self._lifetime.check()
@@ -280,15 +278,15 @@ class Parameters(Closing):
     def finish(self, finished: bool = True) -> None:
         """Declares that the latest version is the last one. A wait for a later one raises FinishedError.
 
-        It remains so when further versions are published, until ``finish(False)``.
+        That remains so, even if further versions are published, until ``finish(False)``.
 
         Args:
-            finished: False: there will be more versions after all.
+            finished: False: takes that back, because more versions will follow.
 
         Raises:
             NotFoundError: nothing has been published, or the parameters were deleted.
             CancelledError: the handle is closed.
-            ServerUnavailableError: no server answers. Make the same call again.
+            ServerUnavailableError: no server answers. Repeat the call.
         """
         finished = validation.flag(finished, "finished")
         self._lifetime.check()
@@ -320,7 +318,7 @@ class Parameters(Closing):
             NotFoundError: the parameters were deleted since this handle has seen them.
             WaitTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
             DataLossError: a node has lost a part of the version, in a partition. ``part`` names it.
-            CorruptDataError: Redis holds what redisacc did not write.
+            CorruptDataError: Redis holds data that redisacc did not write.
         """
         self._lifetime.check()
         found = self._reader.latest()
@@ -340,7 +338,7 @@ class Parameters(Closing):
     ) -> tuple[int, Any]:
         """Blocks until a version with a higher step is published, and returns it.
 
-        If the server becomes unavailable, the wait continues until it is back. After 5 seconds, and then less and less
+        If the server becomes unavailable, the wait continues when it returns. After 5 seconds, and then less and less
         often, a log record says what it is waiting for.
 
         Example:
@@ -354,16 +352,15 @@ class Parameters(Closing):
             >>> weights.delete()
 
         Args:
-            after: integer scalar: the step that is known already. None means any version will do.
-            timeout: seconds to wait at most, 0 or more. None means forever. Reading a version that is there may take
+            after: integer scalar: the step that you have. None means any version.
+            timeout: seconds to wait at most, 0 or more. None means forever. Reading a published version may take
                 longer.
             skip_last: what to do with a version that its publisher has declared the last one. False: return it, and
-                raise FinishedError in a wait for a later one. True: raise FinishedError instead of
-                returning it, without fetching its values. A reader that computes the next step from each version has no
-                use for the last one.
-            cancel: asked at least once a second while the server answers; if it returns True, the wait is cancelled.
-            describe: called for a message about the wait; returns what else it should say, or ""; None means no
-                message.
+                raise FinishedError in a wait for a later one. True: raise FinishedError instead, without fetching the
+                values. Use it in a reader that computes the next step from each version, and so does not need the last
+                one.
+            cancel: called at least once a second while the server answers; if it returns True, the wait is canceled.
+            describe: called for a log message about the wait; returns text to add to it, or ""; None means no message.
 
         Returns:
             The step, higher than ``after``, and the tree, as ``latest`` does. It is the latest version, so steps may
@@ -372,12 +369,12 @@ class Parameters(Closing):
         Raises:
             WaitTimeoutError: no such version was published in time; or versions were replaced faster than they could be
                 read, for 30 seconds.
-            FinishedError: no such version will be published, as its publisher has said; or, with
-                ``skip_last``, the version that is there is the last one.
+            FinishedError: no later version will be published, as the publisher has declared; or, with ``skip_last``,
+                the published version is the last one.
             CancelledError: the handle was closed, or ``cancel`` returned True.
             NotFoundError: the parameters were deleted since this handle has seen them.
             DataLossError: a node has lost a part of the version, in a partition. ``part`` names it.
-            CorruptDataError: Redis holds what redisacc did not write.
+            CorruptDataError: Redis holds data that redisacc did not write.
         """
         wanted = None if after is None else validation.integer(after, "after")
         seconds = validation.timeout(timeout)
@@ -437,10 +434,10 @@ class Parameters(Closing):
         """Returns the publisher's state of the latest version.
 
         Returns:
-            The step, and the tree of the state, or None in its place if the version has none. Its arrays are the
-            caller's own. The state of an optimizer (``Chief(optimizer=…)``) is a dict from the name of each slot, such
-            as "exp_avg", to a tree like the parameters; "updates" is the number of updates that it has seen. With
-            ``encoding="bfloat16"``, the state of a chief is under "state", and the leaves of float32 as they are under
+            The step, and the tree of the state, or None in its place if the version has none. You may change its
+            arrays. The state of an optimizer (``Chief(optimizer=…)``) is a dict from the name of each slot, such as
+            "exp_avg", to a tree like the parameters; "updates" is the number of updates that it has seen. With
+            ``encoding="bfloat16"``, the state of a chief is under "state", and the exact float32 leaves are under
             "redisacc:float32". None if nothing has been published.
 
         Raises:
@@ -450,18 +447,18 @@ class Parameters(Closing):
         return self._reader.latest_state()
 
     def history(self) -> list[PastStep]:
-        """Returns the steps of a training, the first one first: their times and metrics. Fetches no values.
+        """Returns the steps of a run in order, with their times and metrics. Fetches no values.
 
         A ``Chief`` or ``Training`` of this name has written each of them together with the version that follows from
-        it. Steps without metrics are left out. Up to 1000 steps, all of them are kept; of a longer training, about 1000
-        that are spread evenly over it, and the latest one. They last as long as the parameters: a server that loses its
-        data loses them, and a training that is continued elsewhere from a checkpoint begins without them.
+        it. Steps without metrics are left out. Up to 1000 steps, all are kept; a longer run keeps about 1000 evenly
+        spread ones, and the latest. They exist as long as the parameters: if the server loses its data, they are lost,
+        and a run that continues elsewhere from a checkpoint begins without them.
 
         Returns:
             The steps; an empty list if nothing has been published, or no gradient had metrics.
 
         Raises:
-            CorruptDataError: Redis holds what redisacc did not write.
+            CorruptDataError: Redis holds data that redisacc did not write.
         """
         self._lifetime.check()
         return read_history(self._transport, self._keys)
@@ -469,12 +466,12 @@ class Parameters(Closing):
     # Ending
 
     def delete(self) -> None:
-        """Removes the parameters for everybody. An accumulator of the same name stays.
+        """Deletes the parameters for all processes. An accumulator of the same name stays.
 
-        Afterwards every handle that has seen them raises ``NotFoundError``, and so do waits. If somebody has
-        begun to publish the first version with partitions, that attempt ends: the name is free again if they have died,
-        and if not, they start over. If nothing has been published, or the parameters were deleted and published again
-        by others, nothing happens.
+        Afterwards every handle that has seen them raises ``NotFoundError``, and so do waits. If a process has begun to
+        publish the first version with partitions, that attempt ends: if the process has ended, the name is free again,
+        and if not, it starts over. If nothing has been published, or others have deleted and republished the
+        parameters, this has no effect.
         """
         self._lifetime.check()
         try:

@@ -54,17 +54,17 @@ _CALLS = re.compile(r"redisacc:\{([^{}]+)\}:calls")
 class Reducer(Closing):
     """Adds up large gradients next to the server while workers upload them, so that a taker fetches only their sum.
 
-    It only saves time. It changes no accumulator and keeps no state: if it is killed, takers do its work. Results are
-    the same, bit for bit. Several reducers may run for the same accumulators; one of them works on each, and the others
-    stand by.
+    It only saves time. It changes no accumulator and keeps no state: if it is killed, takers do its work. The results
+    are the same, bit for bit. Several reducers may run for the same accumulators; one of them works on each, and the
+    others stand by.
 
     It works on an accumulator when a waiting taker calls for it, until nothing has happened there for 10 minutes. A
     taker calls if gradients of at least 512 KiB arrive whose dense arrays have, for as many gradients as it requires,
     more than 1.25 times the bytes of their sum. A reducer needs the memory of one sum for each accumulator, and a
     few MiB. In Redis, it stores at most two sums for each, which expire after 60 seconds.
 
-    On a Redis Cluster, run one next to each node, with ``node=``: it adds up what this node stores, be it whole
-    gradients or those parts of them that lie in partitions there. Takers rely on reducers if each partition has one.
+    On a Redis Cluster, run one next to each node, with ``node=``: it adds up what this node stores: whole gradients, or
+    the parts in its partitions. Takers rely on reducers if each partition has one.
 
     Example:
         >>> with redisacc.Reducer("model*", redis="unix:///run/redis.sock") as reducer:  # doctest: +SKIP
@@ -73,14 +73,14 @@ class Reducer(Closing):
     Args:
         pattern: the names of the accumulators, as a glob of the server: ``*``, ``?``, ``[ab]``.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
-        max_accumulators: how many accumulators it works on at the same time, at least 1. Others get no reducer until
-            one of them has been idle for 10 seconds.
+        max_accumulators: how many accumulators it works on at the same time, at least 1. The others get no reducer
+            until one of these has been idle for 10 seconds.
         node: the address "host:port" of a node of a Redis Cluster, as the cluster announces it: it works on what this
-            node stores, whichever slots this is. While the cluster announces no such node, or the node does not
-            answer, it waits. None means on everything.
+            node stores, whichever slots it has. While the cluster announces no such node, or the node does not answer,
+            it waits. None means all nodes.
 
     Raises:
-        InvalidArgumentError: an argument is invalid, or there is a ``node``, but no cluster.
+        InvalidArgumentError: an argument is invalid, or ``node`` is given without a cluster.
     """
 
     def __init__(

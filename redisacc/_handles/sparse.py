@@ -85,7 +85,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
 
         Blocks for a round trip only, but keeps trying for 30 seconds if the server does not answer. The gradient is
         counted once, even if connections break and the request has to be sent again. If Ctrl-C interrupts the call,
-        ``settle()`` tells whether the gradient was counted.
+        ``settle()`` tells you whether the gradient was counted.
 
         Args:
             grad_indices: integer vector ``[n]``, in any order and with repetitions: repeated rows are added up first,
@@ -104,12 +104,12 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
             weight: factor applied to the gradient, and its share in a mean: a number in [1.2e-38, 3.4e38]. Integer
                 dtypes accept 1 only. For a late gradient, the server multiplies it by the accumulator's
                 ``staleness.weight``.
-            once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
-                decides that, so it also holds for two processes of one name. If the accumulator was created with
+            once_per_worker: True: the gradient is dropped if the round already has one of this handle's worker. The
+                server decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
-            encoding: how the elements of this gradient travel. None means as the handle's ``encoding`` says.
-            metrics: numbers that travel with the gradient, such as its loss: a dict of at most 32 names, each of up to
-                64 ASCII letters, digits and ``_ . / -``, and of 768 bytes as text. The round has their means: see
+            encoding: how the elements of this gradient are sent. None means the handle's ``encoding``.
+            metrics: numbers that are sent with the gradient, such as its loss: a dict of at most 32 names, each of up
+                to 64 ASCII letters, digits and ``_ . / -``, and of 768 bytes as text. The round has their means: see
                 ``Round.metrics``.
 
         Returns:
@@ -210,16 +210,16 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
         encoding: Encoding | None = None,
         weight: float = 1.0,
     ) -> IndexedSlices:
-        """Returns what a round gets of a gradient: its rows, rounded if they travel encoded. Sends nothing.
+        """Returns a gradient as a round gets it: its rows, or rounded if they are encoded. Sends nothing.
 
-        The difference is what an encoding loses; a worker may add it to its next gradient (error feedback).
+        The difference is the error of the encoding; you may add it to the worker's next gradient (error feedback).
 
         Args:
             grad_indices: as for ``apply_grad``.
             grad_values: as for ``apply_grad``.
             encoding: as for ``apply_grad``.
-            weight: as for ``apply_grad``. The result is not multiplied by it, but a small gradient that has one may
-                be buffered, and then travels encoded.
+            weight: as for ``apply_grad``. The result is not multiplied by it, but a small gradient with a weight may be
+                buffered, and is then encoded.
 
         Returns:
             The rows, sorted by index, each index once, in memory of their own.

@@ -25,7 +25,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
     parameters to their gradients. There is one step, one count and one decision for the whole tree, so a gradient is
     in a round with all of its leaves or not at all. Results have the same structure, and the form of ``spec``: the
     order of dicts, the classes of named tuples.
-    The *path* of a leaf consists of the keys on the way to it, such as "layers/0/w"; no two leaves may have the same.
+    The *path* of a leaf consists of the keys that lead to it, such as "layers/0/w"; no two leaves may have the same.
 
     Args:
         spec: a tree of the same structure, whose leaves are ``(dtype, shape)`` for a dense array and
@@ -125,13 +125,13 @@ class TreeAccumulator(Accumulator[Any, Any]):
 
         Blocks for a round trip only, but keeps trying for 30 seconds if the server does not answer. The gradient is
         counted once, even if connections break and the request has to be sent again. If Ctrl-C interrupts the call,
-        ``settle()`` tells whether the gradient was counted.
+        ``settle()`` tells you whether the gradient was counted.
 
         Args:
             grad: a tree of the structure of ``spec``. A dense leaf is an array of exactly its shape; other dtypes are
                 converted where numpy's "same_kind" cast allows. A sparse leaf is ``IndexedSlices``, or a tuple of
-                indices and values, with the rules of ``SparseConditionalAccumulator.apply_grad``. None in the place of
-                a leaf means that the gradient lacks it (see ``missing``).
+                indices and values, with the rules of ``SparseConditionalAccumulator.apply_grad``. None instead of a
+                leaf means that the gradient lacks it (see ``Mean``).
             local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for. Later steps
                 than the accumulator's are accepted, and earlier ones by up to its ``staleness``, which is 0 unless
                 set.
@@ -139,12 +139,12 @@ class TreeAccumulator(Accumulator[Any, Any]):
             weight: factor applied to the gradient, and its share in a mean: a number in [1.2e-38, 3.4e38]. Integer
                 dtypes accept 1 only. For a late gradient, the server multiplies it by the accumulator's
                 ``staleness.weight``.
-            once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
-                decides that, so it also holds for two processes of one name. If the accumulator was created with
+            once_per_worker: True: the gradient is dropped if the round already has one of this handle's worker. The
+                server decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
-            encoding: how the elements of this gradient travel. None means as the handle's ``encoding`` says.
-            metrics: numbers that travel with the gradient, such as its loss: a dict of at most 32 names, each of up to
-                64 ASCII letters, digits and ``_ . / -``, and of 768 bytes as text. The round has their means: see
+            encoding: how the elements of this gradient are sent. None means the handle's ``encoding``.
+            metrics: numbers that are sent with the gradient, such as its loss: a dict of at most 32 names, each of up
+                to 64 ASCII letters, digits and ``_ . / -``, and of 768 bytes as text. The round has their means: see
                 ``Round.metrics``.
 
         Returns:
@@ -152,7 +152,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
 
         Raises:
             InvalidArgumentError: the structure, a dtype, a shape, an index or the step is invalid. The message names
-                the first path where that is so. Nothing was changed.
+                the first path that is. Nothing was changed.
             NotFiniteError: the handle was opened with ``finite=True``, and an element is NaN or infinite.
             CancelledError: the handle was closed.
             NotFoundError: the accumulator was deleted.
@@ -162,8 +162,8 @@ class TreeAccumulator(Accumulator[Any, Any]):
             ServerError: the server has reached its maxmemory. Nothing was stored.
             ServerUnavailableError: no server could be reached. Nothing was sent.
             OutcomeUnknownError: the server stopped answering, so the gradient may or may not have been counted. Do not
-                apply it again: call the error's ``settle()``. It sends large arrays from the memory where they are, so
-                do not write to them before that.
+                apply it again: call the error's ``settle()``. It sends large arrays without a copy, so do not write to
+                them before that.
         """
         return self._apply(
             tree_gradient(self._spec, grad, "grad"),
@@ -177,15 +177,15 @@ class TreeAccumulator(Accumulator[Any, Any]):
         )
 
     def as_encoded(self, grad: object, *, encoding: Encoding | None = None, weight: float = 1.0) -> Any:
-        """Returns what a round gets of a gradient: the same tree, rounded if it travels encoded. Sends nothing.
+        """Returns a gradient as a round gets it: the same tree, or rounded if it is encoded. Sends nothing.
 
-        The difference is what an encoding loses; a worker may add it to its next gradient (error feedback).
+        The difference is the error of the encoding; you may add it to the worker's next gradient (error feedback).
 
         Args:
             grad: as for ``apply_grad``.
             encoding: as for ``apply_grad``.
-            weight: as for ``apply_grad``. The result is not multiplied by it, but a small gradient that has one may
-                be buffered, and then travels encoded.
+            weight: as for ``apply_grad``. The result is not multiplied by it, but a small gradient with a weight may be
+                buffered, and is then encoded.
 
         Returns:
             A tree like the result of ``take_grad``, in memory of its own.

@@ -1,4 +1,4 @@
-"""Writes checkpoints while a training continues, in a thread that reads what is published from the server.
+"""Writes checkpoints while a run continues, in a thread that reads what is published from the server.
 
 The thread reads from the server instead of the chief's memory, because the program may write to its arrays after the
 next ``publish``, so that they would have to be copied in each step with a checkpoint; and because a chief need not have
@@ -59,16 +59,16 @@ def read_published(transport: Transport, name: str) -> Checkpoint | None:
 
 
 def training_of(state: Any) -> str | None:
-    """Returns the incarnation of the training that a snapshot is of, given the state in it; None if it is none."""
+    """Returns the incarnation of the run that a snapshot is of, given the state in it; None if it is none."""
     marker = state.get(TRAINING) if isinstance(state, dict) else None
     return None if marker is None else marker.tobytes().decode(errors="replace")
 
 
 def folder_of(wanted: Checkpoints, name: str) -> Folder:
-    """Returns the folder of a training's checkpoints, which is created, claimed, and tried.
+    """Returns the folder of a run's checkpoints, which is created, claimed, and tried.
 
     Raises:
-        InvalidArgumentError: an argument is invalid, or the folder belongs to another training.
+        InvalidArgumentError: an argument is invalid, or the folder belongs to another run.
         OSError: the folder cannot be created, read or written to.
     """
     folder, firsts = wanted.folder, wanted.keep_every
@@ -87,11 +87,11 @@ class Checkpointer:
 
     Args:
         transport: the way to the server.
-        name: the name of the training.
+        name: the name of the run.
         wanted: where, how often, and which of them stay.
 
     Raises:
-        InvalidArgumentError: an argument is invalid, or the folder belongs to another training.
+        InvalidArgumentError: an argument is invalid, or the folder belongs to another run.
         OSError: the folder cannot be created, read or written to.
     """
 
@@ -112,7 +112,7 @@ class Checkpointer:
         self._written: int | None = None
 
     def valid(self) -> Iterator[Checkpoint]:
-        """Yields the checkpoints of this training, the newest first. A warning names each that is not used."""
+        """Yields the checkpoints of this run, the newest first. A warning names each that is not used."""
         return self._folder.valid()
 
     def note(self, step: int, *, last: bool = False) -> None:
@@ -120,7 +120,7 @@ class Checkpointer:
 
         Args:
             step: the step.
-            last: whether it is the last one of the training, which always gets a checkpoint.
+            last: whether it is the last one of the run, which always gets a checkpoint.
         """
         now = clock.now()
         before = self._last_step

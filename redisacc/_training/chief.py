@@ -1,4 +1,4 @@
-"""The chief of a training: it takes the rounds, and publishes the parameters that follow from them."""
+"""The chief of a run: it takes the rounds, and publishes the parameters that follow from them."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def lead_options(
 
 
 class Chief(Reconciliation):
-    """The chief of a training: it takes the mean gradient of each step, and publishes the parameters that follow.
+    """The chief of a run: it takes the mean gradient of each step, and publishes the parameters that follow.
 
     There is one chief and any number of workers (``Worker``), on any machines. They share an accumulator and
-    parameters, both under ``shared_name``. Each worker counts once per step. If the chief dies at any moment and is
-    started again, it continues with what was published last; a round that it had taken but not used is used then. No
-    gradient is lost, and none is used twice. While the server is away, everybody waits.
+    parameters, both under ``shared_name``. Each worker counts once per step. If the chief is killed and restarted, it
+    continues with the last published parameters, and uses a round that it had taken but not used. No gradient is lost
+    or used twice. While the server is unreachable, all processes wait.
 
     Example:
         >>> import threading
@@ -93,35 +93,35 @@ class Chief(Reconciliation):
         (20, [3.0, 3.0])
 
     Args:
-        shared_name: the name of the training: 1 to 512 bytes in UTF-8, without braces or control characters.
+        shared_name: the name of the run: 1 to 512 bytes in UTF-8, without braces or control characters.
         parameters: the parameters to begin with, a tree of arrays or an array. Gradients have the same structure,
             dtypes and shapes. If parameters were published under this name before, the published ones count, and these
-            only have to have the same structure.
-        workers: how many workers there are, at least 1. They share the data: ``Worker.workers`` tells them this number.
-            "all": each worker that holds its lease, so workers may come and go (see ``rounds``). None means the
-            environment variable ``REDISACC_WORKERS``, which `redisacc run` sets.
+            only need the same structure.
+        workers: how many workers there are, at least 1. They share the data: they read this number as
+            ``Worker.workers``. "all": each worker that holds its lease, so workers may join and leave (see ``rounds``).
+            None means the environment variable ``REDISACC_WORKERS``, which `redisacc run` sets.
         quorum: what a step waits for: how many gradients, or a ``Quorum``. None means a gradient of each worker. With a
             number of workers, at most as many: ``workers=5, quorum=4`` has one backup worker. With ``workers="all"``, a
-            step waits for at least as many, and otherwise for everybody; with a grace, for as many, and then for the
-            grace or until everybody has contributed. A chief that is started again does not start the grace again. The
-            quorum becomes the accumulator's when the chief begins. With a number of workers, `redisacc set` may then
-            change it while the training runs, for example when a machine is gone for good.
+            step waits for all of them, and for at least as many as this; with a grace, for as many as this, and then
+            until all have contributed or the grace is over. A restarted chief does not restart the grace. The chief
+            sets this quorum for the accumulator when it begins. With a number of workers, `redisacc set` may then
+            change it during the run, for example when a machine has failed for good.
         optimizer: an optimizer of ``redisacc.optim``, for a loop over ``updates()``: the parameters are updated where
-            the sums are, by reducers if there are any, and the chief handles no dense arrays. All leaves have to be
-            float32 or float64. Of ``sparse`` leaves, which the chief itself updates, a step touches only the rows that
-            are in its gradients (see ``redisacc.optim.Optimizer``). The optimizer's state is kept with the parameters.
-            One with other numbers, or one whose state has the same slots, continues with the state that is there. None:
-            the loop is one over ``rounds()``, and the program updates the parameters.
-        state: a tree of whatever else the chief needs after a restart, such as the optimizer's state. Workers do not
-            fetch it. With an ``optimizer``, its state to begin with, as ``latest_state()`` returns it: each slot as a
-            tree like the parameters, and "updates". None means it begins at the beginning.
+            the sums are, by reducers if there are any, and the chief handles no dense arrays. All leaves must be
+            float32 or float64. The chief itself updates ``sparse`` leaves, and touches only the rows that the step's
+            gradients contain (see ``redisacc.optim.Optimizer``). The optimizer's state is stored with the parameters.
+            An optimizer with other numbers, or another one whose state has the same slots, continues with the stored
+            state. None: your program loops over ``rounds()`` and updates the parameters.
+        state: a tree of everything else that the chief needs after a restart, such as the optimizer's state. Workers do
+            not fetch it. With an ``optimizer``, its state to begin with, as ``latest_state()`` returns it: each slot as
+            a tree like the parameters, and "updates". None means a new state.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
-        encoding: how float32 parameters travel to the workers: "float32" (or None), or "bfloat16", rounded to half as
+        encoding: how float32 parameters are sent to the workers: "float32" (or None), or "bfloat16", rounded to half as
             many bytes. Workers then compute with rounded parameters. The chief continues with its own, also after a
-            restart, because they are published in float32 as a part of the state: see ``publish``. How gradients
-            travel is up to each ``Worker``.
+            restart, because they are published in float32 as a part of the state: see ``publish``. Each ``Worker``
+            chooses the encoding of its gradients.
         patience: for how many seconds every call waits while the server does not answer. None means forever. An outage
-            that lasts for some seconds is logged once, and so is its end. If no server answers at the very beginning,
+            of more than a few seconds is logged when it is noticed and when it ends. If no server answers at the start,
             an error is raised after a few seconds.
         accumulator: options of the ``TreeAccumulator`` of the gradients, as a dict:
 
@@ -129,16 +129,15 @@ class Chief(Reconciliation):
               False.
             - ``reduction_type``: "MEAN" (or None) or "SUM".
             - ``order``: the order in which the gradients of a step are added: "worker" for ascending ``Worker.number``,
-              so that a training gives the same bits in every run, whatever is killed, as long as its gradients are the
-              same and each step has gradients of the same workers; or "arrival", which takes less memory and less time
-              for small gradients. It cannot change later. None means "worker" for a new training; an existing one keeps
-              what it has.
-            - ``mean`` and ``limits``: as for ``ConditionalAccumulatorBase``. ``limits.in_place`` is without effect with
+              so that a run always gives the same bits, whatever is killed, as long as its gradients are the same and
+              each step has gradients of the same workers; or "arrival", which takes less memory and less time for small
+              gradients. It cannot change later. None means "worker" for a new run; an existing one keeps its order.
+            - ``mean`` and ``limits``: as for ``ConditionalAccumulatorBase``. ``limits.in_place`` has no effect with
               ``order="worker"``.
             - ``partitions``: among how many slots of a Redis Cluster parameters and gradients are spread, as for
-              ``ConditionalAccumulatorBase`` and ``Parameters``. "auto": each of them as if it were given "auto".
-              Workers find out by themselves. If a failover loses a part of the parameters, the chief publishes them
-              again; if it loses a part of a gradient, ``rounds`` raises DataLossError, and the round stays (see
+              ``ConditionalAccumulatorBase`` and ``Parameters``. "auto": both as with their own "auto". Workers find out
+              by themselves. If a failover loses a part of the parameters, the chief publishes them again; if it loses a
+              part of a gradient, ``rounds`` raises DataLossError, and the round stays (see
               ``ConditionalAccumulator.recover``).
             - ``min_replicas``: how many replicas must have a gradient of this handle, a taken round, and published
               parameters, as for ``ConditionalAccumulatorBase`` and ``Parameters``.
@@ -147,30 +146,30 @@ class Chief(Reconciliation):
             A thread reads them from the server, so no step waits for a disk.
             The last step of ``rounds(until=…)`` always gets one. A chief continues from the newest checkpoint that can
             be read if the server has nothing, or only an earlier step; a warning says so. The folder is created,
-            claimed for this training and tried at once, which raises OSError, or InvalidArgumentError if it is another
-            training's; later, a full disk is a warning in each interval. None means no checkpoints.
+            claimed for this run and tried at once, which raises OSError, or InvalidArgumentError if it belongs to
+            another run; later, a full disk is a warning in each interval. None means no checkpoints.
         standby: if another process is the chief, waits for as long as that process extends its lease, and then takes
-            over: within a second if it was closed, or died on this machine, else when its lease has run out, after 10
-            seconds at most. So any number of processes may be started as chiefs, and one of them leads. The constructor
-            blocks for that time; a log message names the chief.
+            over: within a second if it was closed, or was killed on this machine, else when its lease has run out,
+            after 10 seconds at most. So you may start any number of processes as chiefs, and one of them leads. The
+            constructor blocks for that time; a log message names the chief.
 
     Attributes:
-        shared_name: the name of the training.
+        shared_name: the name of the run.
         workers: how many workers there are, as this chief last announced it.
         step: the step of the parameters, and of the next round.
-        parameters: the parameters of that step, as numpy arrays in dicts, lists and tuples, whatever library's arrays
-            were given: the memory of your own arrays if you have published them from host memory, else copies. With an
-            ``optimizer``, the chief has none; ``latest()`` fetches them.
+        parameters: the parameters of that step, as numpy arrays in dicts, lists and tuples, whichever library your
+            arrays come from: the memory of your own arrays if you have published them from host memory, else copies.
+            With an ``optimizer``, the chief has none; ``latest()`` fetches them.
         state: the state that was published with them, in the same form, or None. With an ``optimizer``,
             ``latest_state()`` fetches it.
 
     Raises:
         InvalidArgumentError: an argument or a variable of the environment is invalid, or this process is a worker; or
-            another model is trained under this name, or with other ``partitions`` or another ``order``. The message
-            names the first leaf that differs.
-        ConflictError: another process is the chief, and this one does not stand by. Its predecessor may still be: if
-            that is a process on this machine that is dead, its lease is taken at once; else it is waited for, for up to
-            10 seconds.
+            the run of this name has another model, other ``partitions`` or another ``order``. The message names the
+            first leaf that differs.
+        ConflictError: another process is the chief, and this one does not stand by. Its predecessor may still be: if it
+            was a process of this machine and has ended, its lease is taken over at once; otherwise, this waits up to 10
+            seconds for the lease to end.
         ServerUnavailableError: no server answers.
     """
 
@@ -206,7 +205,7 @@ class Chief(Reconciliation):
         self._take_part(shared_name, given)
 
     def _take_part(self, shared_name: str, options: LeadOptions) -> None:
-        """Begins the training, or continues it. Blocks while another process leads."""
+        """Begins the run, or continues it. Blocks while another process leads."""
         super().__init__(shared_name, options)
         self._next_look = 0.0
         self._is_disturbed = self._has_warned = False
@@ -258,8 +257,7 @@ class Chief(Reconciliation):
     def metrics(self) -> dict[str, float]:
         """In a loop over ``updates()``: the mean of each metric of the gradients of the last update, by their weights.
 
-        They are those that workers gave to ``apply``. Empty if they gave none. ``rounds()`` yields them as
-        ``Round.metrics``.
+        Workers pass them to ``apply``. Empty if there were none. ``rounds()`` yields them as ``Round.metrics``.
         """
         return dict(self._weights.metrics) if isinstance(self._weights, Updating) else {}
 
@@ -280,26 +278,26 @@ class Chief(Reconciliation):
         return step, unpack_state(found)[1]
 
     def history(self) -> list[PastStep]:
-        """Returns the steps of the training until now, as ``Parameters.history`` does."""
+        """Returns the steps of the run until now, as ``Parameters.history`` does."""
         return self._patience.call(self._parameters.history, "to read the history")
 
     def rounds(self, until: int | None = None) -> Iterator[Round[Any]]:
         """Yields the round of each step, for a loop that publishes the parameters that follow from it.
 
-        Blocks until the step has its ``quorum``, and for the grace if there is one. A message after
-        5 seconds, and then less often, says who is expected, late or gone. A round stays in Redis until the parameters
-        that follow from it are published. If the process dies before that, its successor gets the round again.
+        Blocks until the step has its ``quorum``, and for the grace if there is one. After 5 seconds, and then less
+        often, a log message names the workers that are expected, late or gone. A round stays in Redis until you publish
+        the parameters that follow from it. If the process is killed before that, its successor gets the round again.
 
-        With ``workers="all"``, the chief looks once a second who holds a worker's lease, and the step that waits
-        follows. A worker that dies is waited for until its lease ends, 10 seconds at most, and not at all if
-        it died on this machine. One that joins is waited for from the next look on. While fewer are there than the
+        With ``workers="all"``, the chief checks once a second which workers hold a lease, and changes what the step
+        waits for. The step waits for a killed worker until its lease ends, at most 10 seconds, and not at all if it ran
+        on this machine. It waits for a worker that joins from the next check on. While there are fewer workers than the
         ``quorum``, the step waits for more to join.
 
         Args:
-            until: the loop ends when the parameters of this step are published, and so does the training: in the same
-                instant workers learn that no step follows, and their loops end without another gradient. A training
+            until: the loop ends when the parameters of this step are published, and so does the run: in the same
+                instant workers learn that no step follows, and their loops end without another gradient. A run
                 that was finished at an earlier step is continued. None means the loop ends after
-                ``publish(…, finished=True)``, and at once if the training is finished already.
+                ``publish(…, finished=True)``, and at once if the run is finished already.
 
         Yields:
             The round: its ``gradient``, a tree like the parameters; its ``global_step``; the ``workers`` that it is
@@ -321,9 +319,10 @@ class Chief(Reconciliation):
         """Yields the step after each update that the optimizer makes, for a loop that evaluates, logs or stops.
 
         Blocks for a round, as ``rounds()`` does, and until the update is published: weights, state and the end of the
-        round become visible in the same instant. If the process dies before, its successor makes the same update of
-        the same round. No arrays but the rows of ``sparse`` leaves pass through this process as long as there are
-        reducers; without one, or if it is late, the chief computes parts by itself, with the same result bit for bit.
+        round become visible in the same instant. If the process is killed before that, its successor makes the same
+        update from the same round. No arrays but the rows of ``sparse`` leaves pass through this process as long as
+        there are reducers; without one, or if it is late, the chief computes parts by itself, with the same result bit
+        for bit.
 
         Example:
             >>> import threading
@@ -376,7 +375,7 @@ class Chief(Reconciliation):
             state: a tree that the chief needs after a restart, such as the optimizer's state. None means nothing. With
                 ``encoding="bfloat16"``, the parameters of float32 are published with it, as they are and whole, even if
                 ``changed`` names rows. Workers do not fetch them.
-            finished: whether to end the training with this step, in a loop without ``until``. The loop over
+            finished: whether to end the run with this step, in a loop without ``until``. The loop over
                 ``rounds()`` ends, and so do the workers' loops, without another gradient.
 
         Raises:
@@ -385,7 +384,7 @@ class Chief(Reconciliation):
             ConflictError: another process has become the chief, has recovered the round, or has published different
                 parameters for this step.
             NotReplicatedError: the parameters are published, but fewer than ``min_replicas`` replicas have them so far.
-                Make the same call again, which waits again; or let the error end the process, and start it again.
+                Repeat the call, which waits again; or let the error end the process, and restart it.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
         finished = validation.flag(finished, "finished")
@@ -413,11 +412,11 @@ class Chief(Reconciliation):
             self._view.may_be_left = self._must_look = True
 
     def finish(self) -> None:
-        """Ends the training: the workers' loops end by themselves, and end at once for workers that start later.
+        """Ends the run: the workers' loops end by themselves, and end at once for workers that start later.
 
         The loop over ``rounds()`` ends, too. Workers may have begun with the next step by now;
-        ``publish(…, finished=True)`` spares them that. A chief that is started again with a higher ``until`` continues
-        the training.
+        ``publish(…, finished=True)`` prevents that. A chief that is restarted with a higher ``until`` continues the
+        run.
 
         Raises:
             ConflictError: another process has become the chief.
@@ -425,7 +424,7 @@ class Chief(Reconciliation):
         self._make(self._declare_finished, "to finish the training")
 
     def delete(self) -> None:
-        """Removes the training, with its gradients and parameters, for everybody. Workers get an error."""
+        """Deletes the run, with its gradients and parameters, for all processes. Workers get an error."""
         if self._accumulator is not None:
             self._patience.call(self._accumulator.delete, "to delete the gradients")
         self._patience.call(self._parameters.delete, "to delete the parameters")
@@ -477,7 +476,7 @@ class Chief(Reconciliation):
             )
 
     def _aim(self, last: int | None) -> None:
-        """Begins a loop. If the training is finished, but its last step is to be a later one, continues it."""
+        """Begins a loop. If the run is finished, but its last step is to be a later one, continues it."""
         self._last, self._must_look = last, True
 
         def begin() -> None:
@@ -489,7 +488,7 @@ class Chief(Reconciliation):
         self._make(begin, "to announce the last step")
 
     def _round(self) -> Any:
-        """Returns the round of the step. Blocks until it is complete; None means the training is finished."""
+        """Returns the round of the step. Blocks until it is complete; None means the run is finished."""
         while not self._is_finished and (self._last is None or self._weights.step < self._last):
             what = f"to take the round of step {self._weights.step}"
             self._make(self._grant, what)

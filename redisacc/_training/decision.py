@@ -58,13 +58,13 @@ class View:
 
     Attributes:
         lease: whether this process leads; "lost": another one does.
-        is_deleted: whether the training, or its accumulator alone, was deleted, or replaced by another one.
+        is_deleted: whether the run, or its accumulator alone, was deleted, or replaced by another one.
         published: what is published.
         is_complete: whether it has all its parts.
         memory: what this process has published or read, and can publish again.
         is_learned: whether it is in the form that this process continues with.
         has_led_throughout: whether no other process can have led since then.
-        may_be_lost: whether the server may have lost a training, if nothing is published.
+        may_be_lost: whether the server may have lost a run, if nothing is published.
         has_asked: whether all workers that live have had time to claim what they have.
         saved: the newest checkpoint. It has a state, unlike the next two.
         own: what the worker in this process has.

@@ -1,4 +1,4 @@
-"""The accumulator of a training: of a tree, or a dense or sparse one if the parameters are a single array."""
+"""The accumulator of a run: of a tree, or a dense or sparse one if the parameters are a single array."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def warn_of_skip(name: str, step: int, number: int, error: NotFiniteError) -> No
     """Logs that a gradient was skipped. In a row of many, each is twice as far from the first as the one before.
 
     Args:
-        name: the training.
+        name: the run.
         step: the step.
         number: how many gradients this worker has skipped for this reason.
         error: what is wrong with the gradient.

@@ -51,10 +51,10 @@ def outer_gradient(before: Sequence[Array], after: Sequence[Array]) -> list[Arra
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """Steps that each worker makes alone, on weights of its own (DiLoCo); then it applies how far they have moved.
+    """Each worker makes several steps alone, on its own copy of the weights, and then sends the difference (DiLoCo).
 
-    ``Training`` takes it in the place of an optimizer. The state of the inner optimizer stays in the worker, and is
-    lost with it. Every process has to give the same numbers.
+    Pass it to ``Training`` instead of an optimizer. The inner optimizer's state stays in the worker, and is lost if the
+    worker is killed. Give the same numbers in every process.
 
     Example:
         >>> import numpy as np
@@ -68,11 +68,11 @@ class LocalSteps:
         100
 
     Args:
-        optimizer: what makes these steps: an optimizer of ``redisacc.optim``, or of torch for
-            ``redisacc.torch.Optimizer``.
+        optimizer: the inner optimizer, which makes these steps: one of ``redisacc.optim``, or for
+            ``redisacc.torch.Optimizer`` one of torch.
         every: how many steps a worker makes alone, 1 or more.
-        outer: the optimizer of ``redisacc.optim`` that moves the weights by the mean of these differences. None:
-            SGD(0.7, momentum=0.9, nesterov=True), as in the paper.
+        outer: the outer optimizer, one of ``redisacc.optim``: it moves the weights by the mean of these differences.
+            None: SGD(0.7, momentum=0.9, nesterov=True), as in the paper.
     """
 
     optimizer: Any
@@ -102,7 +102,7 @@ class InnerModel(ABC):
 
         Args:
             gradient: a tree like the weights.
-            step: the step of the training, for a schedule.
+            step: the step of the run, for a schedule.
             metrics: those of the gradient, for a learning rate that is one of them.
         """
 
@@ -162,7 +162,7 @@ class LocalModel(InnerModel):
 
         Args:
             gradient: a tree like the weights.
-            step: the step of the training, for a schedule.
+            step: the step of the run, for a schedule.
             metrics: those of the gradient, for a learning rate that is one of them.
 
         Raises:
@@ -246,7 +246,7 @@ class LocalLoop:
         Args:
             versions: yields the versions of the weights, as ``Worker.steps`` does.
             send: applies a gradient of the version that was yielded last, as ``Worker.apply`` does.
-            published: the training's parameters.
+            published: the run's parameters.
         """
         self._send, self._name = send, published.shared_name
         for version, weights in versions:

@@ -1,4 +1,4 @@
-"""What workers have of a training that the server has lost, as they say themselves.
+"""What workers have of a run that the server has lost, as they say themselves.
 
 A loss is told from a deletion by the mark that a deletion leaves (``_protocol/parameters/marks.py``). Workers that
 find their training gone write into Redis which step they have (``Claimant``). A leader reads these claims if nothing is
@@ -62,7 +62,7 @@ class Inquiry:
 
     Args:
         transport: the way to the server.
-        crew: the crew of the training.
+        crew: the crew of the run.
         name: its name.
 
     Attributes:
@@ -83,9 +83,9 @@ class Inquiry:
         self.asked: Claim | None = None
 
     def may_be_lost(self, *, is_lost: bool, follows: bool) -> bool:
-        """Returns whether the server may have lost a training.
+        """Returns whether the server may have lost a run.
 
-        Only if it was started a moment ago, or has been flushed: else a training under a new name begins at once.
+        Only if it was started a moment ago, or has been flushed: else a run under a new name begins at once.
 
         Args:
             is_lost: whether this process knows that there was one.
@@ -188,7 +188,7 @@ def give_up(transport: Transport, keys: ParameterKeys) -> None:
 
 
 class Claimant:
-    """Claims what a worker has of its training, when the server has lost it.
+    """Claims what a worker has of its run, when the server has lost it.
 
     Args:
         transport: the way to the server.

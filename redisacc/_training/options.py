@@ -1,4 +1,4 @@
-"""The options that the halves of a training share, stated once: their names and types."""
+"""The options that the halves of a run share, stated once: their names and types."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def checked_finite(value: object) -> Finite:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where a training writes checkpoints, how often, and which of them stay.
+    """Where a run writes checkpoints, how often, and how many are kept.
 
     Example:
         >>> import redisacc
@@ -44,11 +44,11 @@ class Checkpoints:
         Checkpoints(folder='saved', every=50, keep=3, keep_every=10000)
 
     Args:
-        folder: the path of a folder, or an address that fsspec knows, such as "s3://bucket/folder". Each training needs
-            one of its own.
-        every: after how many steps a checkpoint is written, 1 or more; or a ``datetime.timedelta``. If later steps are
+        folder: the path of a folder, or an address that fsspec knows, such as "s3://bucket/folder". Each run needs its
+            own.
+        every: the number of steps between checkpoints, 1 or more; or a ``datetime.timedelta``. If later steps are
             published meanwhile, the checkpoint may be of a later step.
-        keep: how many of the latest checkpoints are kept, 1 or more.
+        keep: the number of latest checkpoints to keep, 1 or more.
         keep_every: also keeps the first checkpoint in each interval of this many steps, such as 10000. None means none.
     """
 
@@ -59,7 +59,7 @@ class Checkpoints:
 
 
 class GradientOptions(TypedDict, total=False):
-    """What a training passes on to the accumulator of its gradients. ``Chief`` describes each of them."""
+    """What a run passes on to the accumulator of its gradients. ``Chief`` describes each of them."""
 
     sparse: Collection[str] | bool
     finite: Finite
@@ -92,7 +92,7 @@ class TrainingOptions(LeaderOptions, total=False):
 
 
 def gradient_options(given: object) -> GradientOptions:
-    """Returns the argument ``accumulator`` of a training.
+    """Returns the argument ``accumulator`` of a run.
 
     Raises:
         InvalidArgumentError: it is no dict.
@@ -111,5 +111,5 @@ def gradient_options(given: object) -> GradientOptions:
 
 
 def checkpoints(given: str | os.PathLike[str] | Checkpoints) -> Checkpoints:
-    """Returns the argument ``checkpoint`` of a training."""
+    """Returns the argument ``checkpoint`` of a run."""
     return given if isinstance(given, Checkpoints) else Checkpoints(given)

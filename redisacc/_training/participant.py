@@ -1,4 +1,4 @@
-"""The common base of a chief and a worker: a place in a training, held under a lease, and patience with the server.
+"""The common base of a chief and a worker: a place in a run, held under a lease, and patience with the server.
 
 A server that refuses writes for the time being, because its disk or its memory is full or its replicas are gone, is
 waited for in the same way as one that does not answer.
@@ -43,7 +43,7 @@ class Patience:
 
     Args:
         seconds: how long, 0 or more; None means forever. A server that answers always gets the time for its answer.
-        name: the name of the training, for log records.
+        name: the name of the run, for log records.
         waits: how it pauses.
     """
 
@@ -74,7 +74,7 @@ class Patience:
     def opening(self, attempt: Callable[[], Value], what: str) -> Value:
         """Returns the result of ``attempt``, the first call to the server.
 
-        A process that follows another one in its place is patient: the training has seen its server. For a first one,
+        A process that follows another one in its place is patient: the run has seen its server. For a first one,
         the address may be wrong.
         """
         return self.call(attempt, what, in_steps=True) if is_started_again() else attempt()
@@ -114,11 +114,11 @@ logger = logging.getLogger("redisacc")
 
 
 class Participant(Closing):
-    """The chief or a worker of a training. Closing it closes everything in ``_opened``.
+    """The chief or a worker of a run. Closing it closes everything in ``_opened``.
 
     Args:
         role: "chief" or "worker".
-        shared_name: the name of the training.
+        shared_name: the name of the run.
         here: the place of this process in a run.
         redis: the way to the server.
         patience: for how many seconds every call waits while the server does not answer. None means forever.
@@ -195,5 +195,5 @@ class Participant(Closing):
         logger.warning(f"%s: {text}", self.shared_name, *values, extra={"accumulator": self.shared_name})
 
     def close(self) -> None:
-        """Closes the handles, and gives the lease back. The training can be continued. Closing twice does nothing."""
+        """Closes the handles, and gives the lease back. The run can be continued. Closing twice does nothing."""
         self._opened.close()

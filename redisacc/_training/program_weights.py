@@ -52,7 +52,7 @@ def unpacked(tree: Any, published: Any, name: str) -> tuple[Any, Any]:
     Args:
         tree: the parameters as workers get them. They are returned as they are if the state has no exact ones.
         published: the state that was published with them.
-        name: the name of the training, for errors.
+        name: the name of the run, for errors.
 
     Raises:
         CorruptDataError: the two do not belong together.

@@ -1,4 +1,4 @@
-"""How many gradients a step of a training needs, as set by the chief, while its crew grows or shrinks.
+"""How many gradients a step of a run needs, as set by the chief, while its crew grows or shrinks.
 
 The chief keeps the quorum of the accumulator, and announces to the workers among how many they share the data
 (``redisacc._protocol.parameters.announcements``).
@@ -91,14 +91,14 @@ class QuorumKeeper:
 
     Args:
         quorum: what the chief was told.
-        accumulator: of the training.
+        accumulator: of the run.
         crew: its chief and workers.
         transport: the way to the server.
-        name: the name of the training.
+        name: the name of the run.
 
     Attributes:
-        workers: among how many workers the data is shared.
-        until: the step with which the training ends, as it is announced; None if nobody knows.
+        workers: the number of workers that share the data.
+        until: the step with which the run ends, as it is announced; None if nobody knows.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class QuorumKeeper:
         self._announce(self.until)
 
     def aim(self, until: int | None) -> None:
-        """Announces the step with which the training ends, for people who watch it; None means nobody knows."""
+        """Announces the step with which the run ends, for people who watch it; None means nobody knows."""
         if until != self.until:
             self._announce(until)
             self.until = until

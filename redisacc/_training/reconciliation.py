@@ -74,7 +74,7 @@ class LeadOptions:
         own: returns the step and the weights that the worker in this process has, their incarnation, and what the
             program keeps; or None.
         snapshot: with mean gradients as versions, returns the step since which they are kept; None means not known.
-        saved: returns what the training continues with if the server has nothing newer; unless ``checkpoint`` is given.
+        saved: returns what the run continues with if the server has nothing newer; unless ``checkpoint`` is given.
         brings: gets each part of a version that is computed here: the version, the number, and its bytes; or None.
     """
 
@@ -97,10 +97,10 @@ class LeadOptions:
 
 
 class Reconciliation(Participant):
-    """Makes what there is of a training what there should be.
+    """Makes what there is of a run what there should be.
 
     Args:
-        shared_name: the name of the training.
+        shared_name: the name of the run.
         options: what the leader is told.
     """
 

@@ -1,4 +1,4 @@
-"""A training in which every process is the same: each works, and one of them leads."""
+"""A run in which every process is the same: each works, and one of them leads."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ CLOSING = 10.0
 
 
 class Training(Closing):
-    """A training whose processes all run the same program: each is a worker, and one of them leads.
+    """A training run in which all processes run the same program: each is a worker, and one of them leads.
 
     Every process competes for the lease of the chief. The one that has it orders the updates, in a thread next to its
-    own work; the others stand by. If that process dies, another one leads: within a second if the dead one ran on the
-    same machine or was closed, else when its lease has run out, after 10 seconds at most. No gradient is lost, none
-    is used twice, and the result has the same bits. Whatever ``Chief`` and ``Worker`` promise holds.
+    own work; the others stand by. If that process is killed, another one leads: within a second if it ran on the same
+    machine or was closed, else when its lease has run out, after 10 seconds at most. No gradient is lost or used twice,
+    and the result has the same bits. The promises of ``Chief`` and ``Worker`` hold here as well.
 
     Example:
         >>> import numpy as np
@@ -78,16 +78,16 @@ class Training(Closing):
         (20, [3.0, 3.0])
 
     Args:
-        shared_name: the name of the training.
+        shared_name: the name of the run.
         parameters: the parameters to begin with, as for ``Chief``. If some are published under this name, those count.
         optimizer: an optimizer of ``redisacc.optim``, as for ``Chief``; or ``redisacc.LocalSteps``, with which each
             worker makes several steps alone. ``step`` counts all of them everywhere in this class. The weights are
             published after each ``every`` of them, so ``until`` must be a multiple of that.
         update: what to do instead of an ``optimizer``: a function that gets the round, the parameters and the state,
-            and returns the next parameters and the next state. It runs in the process that leads, in a thread, so the
-            next one that leads has to be able to run it: it must depend on nothing but its arguments.
+            and returns the next parameters and the next state. It runs in the process that leads, in a thread, and any
+            process may lead next, so it must depend on its arguments only.
         state: the state to begin with, as for ``Chief``.
-        workers: how many processes work, among which the data is shared, as for ``Chief``.
+        workers: the number of processes that share the data, as for ``Chief``.
         number: the number of this worker, as for ``Worker``.
         quorum: what a step waits for, as for ``Chief``. None means a gradient of each worker.
         checkpoint: as for ``Chief``.
@@ -95,23 +95,22 @@ class Training(Closing):
         patience: as for ``Worker``.
         accumulator: as for ``Chief``, and ``finite`` as for ``Worker``; ``partitions`` is "auto" here, so a large model
             is spread over all nodes of a cluster. Every process should give the same options, because each may lead.
-        encoding: how float32 elements travel in both directions: "float32" (or None); "bfloat16"; or "int8", in which
-            gradients travel, and parameters in float32.
+        encoding: how float32 elements are sent in both directions: "float32" (or None); "bfloat16"; or "int8", which
+            encodes gradients only: parameters stay float32.
         log: called with each step and the means of its metrics, in the thread that leads, for example
             ``lambda step, metrics: wandb.log(metrics, step=step)`` in a program whose processes all call ``init``. If
-            the process that leads dies, the next one logs the steps that follow; a step may be missing, or logged
-            twice. An error that it raises ends this process as an error of ``update`` does.
+            the process that leads is killed, the next one logs the steps that follow; a step may be missing, or logged
+            twice. An error that it raises ends this process, as in ``update``.
 
     Attributes:
-        shared_name: the name of the training.
+        shared_name: the name of the run.
         number: the number of this worker. None in a process that only leads.
         workers: how many workers there are, as for ``Worker``.
         leads: whether this process leads at the moment.
-        finished: whether the training is finished.
+        finished: whether the run is finished.
 
     Raises:
-        InvalidArgumentError: an argument or a variable of the environment is invalid, or another model is trained
-            under this name.
+        InvalidArgumentError: an argument or a variable of the environment is invalid, or another model has this name.
         ConflictError: another process has this number.
         ServerUnavailableError: no server answers.
     """
@@ -218,7 +217,7 @@ class Training(Closing):
     def workers(self) -> int:
         """How many workers there are: as given, and in a loop over ``steps()`` as ``Worker.workers`` says.
 
-        With it, a worker cuts its share of the data: ``data[training.number :: training.workers]``.
+        Use it to choose the worker's share of the data: ``data[training.number :: training.workers]``.
 
         Raises:
             InvalidArgumentError: ``workers`` is "all", so the number is known in the loop only.
@@ -240,13 +239,13 @@ class Training(Closing):
 
     @property
     def finished(self) -> bool:
-        """Whether the training is finished: ``until`` was reached, or a process has called ``finish``.
+        """Whether the run is finished: ``until`` was reached, or a process has called ``finish``.
 
-        Asks the server, so it blocks for a round trip. It is the same as ``Parameters.finished``: False before the
-        training has begun, and again once a process continues it up to a later step.
+        Asks the server, so it blocks for a round trip. It is the same as ``Parameters.finished``: False before the run
+        has begun, and again once a process continues it up to a later step.
 
         Raises:
-            NotFoundError: the training was deleted.
+            NotFoundError: the run was deleted.
             ServerUnavailableError: no server answers.
         """
         return self._published.finished()
@@ -255,18 +254,19 @@ class Training(Closing):
         """Yields each step and its parameters, for a loop that computes a gradient and applies it.
 
         Blocks as ``Worker.steps`` does. In a process that `redisacc run` has started as the chief, it yields nothing,
-        leads, and returns when the training is finished.
+        leads, and returns when the run is finished.
 
         Args:
-            until: the step whose parameters are the last. Every process should give the same one. A training that was
-                finished at an earlier step is continued. None means the loop ends after ``finish()`` in any process.
+            until: the last step: the run ends when its parameters are published. Give the same in every process. A run
+                that was finished at an earlier step is continued. None means the loop ends after ``finish()`` in any
+                process.
 
         Yields:
             The step, and the parameters as a tree of read-only arrays.
 
         Raises:
             ConflictError: another process has this worker's number now, because this one stalled for too long.
-            NotFoundError: the training was deleted.
+            NotFoundError: the run was deleted.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
             RedisAccError: any other error of ``Chief``, of its loop, or of ``update``, if this process leads.
         """
@@ -316,12 +316,12 @@ class Training(Closing):
             self._published.check(self._model)
 
     def _is_claimed(self) -> bool:
-        """Returns whether a process has weights of this training that the server has lost."""
+        """Returns whether a process has weights of this run that the server has lost."""
         published = self._published
         return bool(published._transport.call("EXISTS", published._keys.claims))
 
     def _lead(self) -> None:
-        """Stands by and leads, until the training is finished or this is closed."""
+        """Stands by and leads, until the run is finished or this is closed."""
         try:
             while not (self._begins or self._stops.is_set()):
                 self._begins = self._patience.call(self._published.step, "to wait for the first weights") is not None
@@ -401,7 +401,7 @@ class Training(Closing):
 
         Raises:
             InvalidArgumentError: the gradient or the weight is invalid, or there is no step.
-            RedisAccError: as ``Worker.apply``; or the error of this process as the one that leads.
+            RedisAccError: as ``Worker.apply``; or, if this process leads, any error of leading.
         """
         self._raise_failure()
         if self._worker is None:
@@ -413,12 +413,12 @@ class Training(Closing):
     def skip(self) -> ApplyResult:
         """Ends the current step without a gradient of this worker, as ``Worker.skip`` does.
 
-        Others do not wait for it. If every worker skips, the weights stay, the step counts, and an ``update`` of the
-        program is not called.
+        The others do not wait for it. If every worker skips, the weights stay, the step counts, and ``update`` is not
+        called.
 
         Raises:
             InvalidArgumentError: there is no step; or each gradient counts, in a mean of integers.
-            RedisAccError: as ``Worker.apply``; or the error of this process as the one that leads.
+            RedisAccError: as ``Worker.apply``; or, if this process leads, any error of leading.
         """
         return self.apply(None, weight=0)
 
@@ -427,7 +427,7 @@ class Training(Closing):
 
         Raises:
             InvalidArgumentError: there is no step.
-            RedisAccError: as ``Worker.begin``; or the error of this process as the one that leads.
+            RedisAccError: as ``Worker.begin``; or, if this process leads, any error of leading.
         """
         self._raise_failure()
         if self._worker is None:
@@ -442,7 +442,7 @@ class Training(Closing):
         Blocks until they have been fetched. The arrays are read-only.
 
         Raises:
-            NotFoundError: nothing has been published, or the training was deleted.
+            NotFoundError: nothing has been published, or the run was deleted.
         """
         version, parameters = self._required(self._published.latest())
         return self._step_of(version), parameters
@@ -451,7 +451,7 @@ class Training(Closing):
         """Returns the step, and the state that is published for it, as ``Chief.latest_state`` does.
 
         Raises:
-            NotFoundError: nothing has been published, or the training was deleted.
+            NotFoundError: nothing has been published, or the run was deleted.
         """
         version, published = self._required(self._published.latest_state())
         return self._step_of(version), unpack_state(published)[1]
@@ -460,7 +460,7 @@ class Training(Closing):
         return version if self._local is None else version * self._local.every
 
     def history(self) -> list[PastStep]:
-        """Returns the steps of the training until now, with their metrics, as ``Parameters.history`` does.
+        """Returns the steps of the run until now, with their metrics, as ``Parameters.history`` does.
 
         With ``LocalSteps``, there is one entry for as many steps: ``step`` is the last of them, as for ``log``.
         """
@@ -475,11 +475,11 @@ class Training(Closing):
         return found
 
     def keep(self, value: Any) -> None:
-        """Keeps a small value of the program, such as the best accuracy, in place of what it has kept before.
+        """Keeps a small value of your program, such as the best accuracy, and replaces the one kept before.
 
         It is sent with the next gradient of this process (``apply``, ``skip`` or ``commit``), and published with the
-        step that the gradient is in, in the same instant as the parameters. So both are of the same step, also after
-        all processes were killed, and in checkpoints. If several processes keep something in the same step, the value
+        step that the gradient is in, in the same instant as the parameters. So both belong to the same step, also in
+        checkpoints and after all processes were killed. If several processes keep something in the same step, the value
         of the lowest number counts.
 
         Args:
@@ -487,7 +487,7 @@ class Training(Closing):
                 bytes as JSON.
 
         Raises:
-            InvalidArgumentError: it is something else, and the message names where; or this process only leads.
+            InvalidArgumentError: the value is something else, and the message says where; or this process only leads.
         """
         text = kept_text(value)
         if self._worker is None:
@@ -497,14 +497,14 @@ class Training(Closing):
     def kept(self) -> Any:
         """Returns the value that this process will send next, or else the one that came with the parameters.
 
-        Call this in the loop over ``steps()``, where it sends nothing. Before the loop, a training that continues with
+        Call this in the loop over ``steps()``, where it sends nothing. Before the loop, a run that continues with
         a checkpoint has no value yet. Outside of the loop, this blocks for a round trip.
 
         Returns:
             The value, which you may change; only ``keep`` publishes the change. None if there is none.
 
         Raises:
-            NotFoundError: the training was deleted.
+            NotFoundError: the run was deleted.
             ServerUnavailableError: no server answers.
         """
         worker = self._worker
@@ -515,17 +515,17 @@ class Training(Closing):
         return None if record is None else parse_kept(record.kept)
 
     def finish(self) -> None:
-        """Ends the training: the loops of all processes end, within a second. A round that is complete still counts.
+        """Ends the run: the loops of all processes end, within a second. A round that is complete still counts.
 
         `redisacc finish` does the same.
 
         Raises:
-            NotFoundError: nothing has been published, or the training was deleted.
+            NotFoundError: nothing has been published, or the run was deleted.
         """
         self._published.finish()
 
     def delete(self) -> None:
-        """Removes the training, with its gradients and parameters, for everybody. Other processes get an error."""
+        """Deletes the run, with its gradients and parameters. Other processes get an error."""
         self._stop_leading()
         with suppress(NotFoundError), open_existing(Keys(self.shared_name), redis=self._redis) as gradients:
             gradients.delete()
@@ -535,7 +535,7 @@ class Training(Closing):
                 found.delete()
 
     def close(self) -> None:
-        """Stops leading and working. Another process leads within a second. The training can be continued.
+        """Stops leading and working. Another process leads within a second. The run can be continued.
 
         Blocks for up to 10 seconds if the thread that leads is in the middle of a request.
         """
@@ -550,7 +550,7 @@ class Training(Closing):
 def _local_loop(
     optimizer: Optimizer | LocalSteps | None, parameters: Any, gradients: GradientOptions, *, finite: Finite
 ) -> tuple[LocalLoop | None, Optimizer | None]:
-    """Returns the loop of local steps, if there are any, and the optimizer of the training."""
+    """Returns the loop of local steps, if there are any, and the optimizer of the run."""
     if not isinstance(optimizer, LocalSteps):
         return None, optimizer
     inner, outer = optimizer.optimizer, optimizer.outer or OUTER

@@ -1,4 +1,4 @@
-"""What a leader has of a training with an optimizer: it orders and commits updates, and handles no dense arrays."""
+"""What a leader has of a run with an optimizer: it orders and commits updates, and handles no dense arrays."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ class OpenUpload:
 class Upload:
     """A gradient whose leaves are put one by one. ``Worker.begin`` and ``Training.begin`` return it.
 
-    A part of the gradient leaves as soon as all leaves in it are there, while the caller computes the others. Nothing
-    counts before ``commit``. As a context manager, it is abandoned at the end of the block unless it was committed.
+    A part of the gradient is sent as soon as you have put all leaves in it, while you compute the others. The gradient
+    counts only after ``commit``. The end of a ``with`` block abandons an upload that was not committed.
 
     Gradients of less than 512 KiB, of parameters with sparse leaves, and of a single array are only collected;
     ``commit`` then applies them as ``apply`` does.
@@ -128,8 +128,8 @@ class Upload:
     def is_over(self) -> bool:
         """Whether others have completed the step, so that this gradient would be dropped. Sends nothing.
 
-        It is looked up twice a second. What remains of the gradient need not be computed: ``commit`` then reports
-        "stale" or "repeated", whatever was put. False for gradients that are only collected.
+        It is checked twice a second. Once it is True, you need not compute the rest of the gradient: ``commit`` reports
+        "stale" or "repeated", whatever you have put. False for gradients that are only collected.
         """
         return self._streamed is not None and self._streamed.is_over
 
@@ -174,11 +174,11 @@ class Upload:
     def commit(self, *, weight: float = 1.0, metrics: Mapping[str, SupportsFloat] | None = None) -> ApplyResult:
         """Applies the gradient, exactly once, as ``apply`` does.
 
-        Blocks until what has not been sent yet is sent, and waits through an outage. If the upload was lost meanwhile,
-        this sends the whole gradient.
+        Blocks until the rest is sent, and waits through an outage. If the upload was lost meanwhile, this sends the
+        whole gradient.
 
         Args:
-            weight: as for ``apply``. If it is not 1, what reducers have added up ahead is added up again.
+            weight: as for ``apply``. If it is not 1, reducers have to add up again what they added up in advance.
             metrics: as for ``apply``.
 
         Returns:
@@ -225,8 +225,8 @@ class Upload:
     def abandon(self) -> None:
         """Ends the upload, and removes what was sent. ``begin`` or ``apply`` may follow, also for the same step.
 
-        Blocks for a round trip, and for at most 2 seconds if the server does not answer. Does nothing after ``commit``,
-        and in a process that was forked from the one that began it.
+        Blocks for a round trip, and for at most 2 seconds if the server does not answer. Has no effect after
+        ``commit``, or in a process that was forked from the one that began it.
         """
         if self._pid != os.getpid():
             return

@@ -1,4 +1,4 @@
-"""A worker of a training: it gets the parameters of each step, and applies a gradient."""
+"""A worker of a run: it gets the parameters of each step, and applies a gradient."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ ASK_FINISHED_EVERY = 0.1
 
 
 class Beside(Protocol):
-    """The training of which a worker is a part, beside a thread that may lead."""
+    """The run of which a worker is a part, beside a thread that may lead."""
 
     # The step with which its loop ends, and the error of that thread.
     _until: int | None
@@ -95,7 +95,7 @@ class FollowOptions:
         finite: what it does with a gradient that holds NaN or an infinity.
         patience: for how many seconds to wait for a silent server; None means forever.
         here: the place of this process in a run.
-        beside: the training of which it is a part; None means it is a worker by itself.
+        beside: the run of which it is a part; None means it is a worker by itself.
     """
 
     number: int | None
@@ -108,13 +108,13 @@ class FollowOptions:
 
 
 class Worker(Participant):
-    """A worker of a training: for each step it gets the parameters, and applies a gradient.
+    """A worker of a run: for each step it gets the parameters, and applies a gradient.
 
-    Workers may join, leave, die and return at any moment. Each holds a number under a lease, which tells it its share
-    of the data. It counts once per step, also if two processes of one number should run for a while.
+    Workers may join, leave, fail and return at any moment. Each holds a number under a lease, which determines its
+    share of the data. It counts once per step, even while two processes have the same number.
 
     Example:
-        ``Chief`` has one with both. A number is free again when its worker is closed:
+        See ``Chief`` for a complete one. Closing a worker frees its number:
 
         >>> import redisacc
         >>> with redisacc.Worker("docs-worker") as first, redisacc.Worker("docs-worker") as second:
@@ -125,31 +125,32 @@ class Worker(Participant):
         0
 
     Args:
-        shared_name: the name of the training.
+        shared_name: the name of the run.
         number: the number of this worker, from 0. None means the environment variable ``REDISACC_WORKER_NUMBER``, which
             `redisacc run` sets; else the number of the predecessor with the same ``REDISACC_RUN_ID``; else the lowest
             free one.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
-        encoding: how the float32 elements of this worker's gradients travel: "float32" (or None), "bfloat16" or "int8",
-            as for ``ConditionalAccumulator``. Workers may differ.
+        encoding: how the float32 elements of this worker's gradients are sent: "float32" (or None), "bfloat16" or
+            "int8", as for ``ConditionalAccumulator``. Workers may differ.
         finite: what happens to a gradient that holds NaN or an infinity. "skip": the step continues without it, as with
-            ``skip``, and a warning says so. It is the default, because one such gradient would make all weights NaN,
-            for all processes and for good, and refusing it would leave the others to wait. True: ``apply`` raises
-            NotFiniteError; another gradient may follow, and if the loop continues without one, this worker skips the
-            step. False: nothing is checked, which saves reading each gradient once more.
+            ``skip``, and a warning says so. It is the default, because one such gradient would permanently make all
+            weights NaN, and if it were refused, the others would wait. True: ``apply`` raises NotFiniteError; another
+            gradient may follow, and if the loop continues without one, this worker skips the step. False: nothing is
+            checked, which saves one more pass over each gradient.
         patience: for how many seconds every call waits while the server does not answer. None means forever. An outage
-            that lasts for some seconds is logged once, and so is its end. If no server answers at the very beginning,
+            of more than a few seconds is logged when it is noticed and when it ends. If no server answers at the start,
             an error is raised after a few seconds.
 
     Attributes:
-        shared_name: the name of the training.
+        shared_name: the name of the run.
         number: the number of this worker.
-        workers: among how many workers the data is shared.
+        workers: the number of workers that share the data.
 
     Raises:
         InvalidArgumentError: an argument or a variable of the environment is invalid, or this process is the chief.
-        ConflictError: another process has this number. Its predecessor may still have it: if that is a process on this
-            machine that is dead, its lease is taken at once; else it is waited for, for up to 10 seconds.
+        ConflictError: another process has this number. Its predecessor may still have it: if it was a process of this
+            machine and has ended, its lease is taken over at once; otherwise, this waits up to 10 seconds for the lease
+            to end.
         ServerUnavailableError: no server answers.
     """
 
@@ -219,17 +220,17 @@ class Worker(Participant):
 
     @property
     def workers(self) -> int:
-        """How many workers there are, as announced by the chief.
+        """The number of workers, as announced by the chief.
 
-        With it, a worker cuts its share of the data: ``data[worker.number :: worker.workers]``. A worker whose number
-        is not below this one has no share of its own; a warning says so once.
+        Use it to choose the worker's share of the data: ``data[worker.number :: worker.workers]``. A worker with a
+        higher number has no share; a warning says so once.
 
-        Blocks for a round trip; before the training has begun, until a chief begins it. In a loop over ``steps()``, it
-        is read at most once in each step.
+        Blocks for a round trip, or until a chief has begun the run. In a loop over ``steps()``, it is read at most once
+        per step.
 
         Raises:
             ConflictError: another process has this worker's number now.
-            NotFoundError: the training was deleted.
+            NotFoundError: the run was deleted.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
         if self._workers is None:
@@ -263,18 +264,18 @@ class Worker(Participant):
     def steps(self) -> Iterator[tuple[int, Any]]:
         """Yields each step and its parameters, for a loop that computes a gradient and applies it.
 
-        Blocks until the parameters of a later step are published; a message after 5 seconds, and then less often, says
-        who is expected, late or gone. Steps may be skipped if this worker is slow. The loop ends when the chief
-        finishes the training, and at once if it has finished before, unless a chief that was started together with
-        this worker may still continue it. The last parameters are not yielded, because no
-        gradient of them is needed; ``Parameters(shared_name).latest()`` returns them.
+        Blocks until the parameters of a later step are published; after 5 seconds, and then less often, a log message
+        names the workers that are expected, late or gone. If this worker is slow, it may miss steps. The loop ends when
+        the chief finishes the run; if the run is finished already, it ends at once, unless a chief that was started
+        together with this worker may still continue it. The last parameters are not yielded, because they need no
+        gradient; ``Parameters(shared_name).latest()`` returns them.
 
         Yields:
             The step, and the parameters as a tree of read-only arrays.
 
         Raises:
             ConflictError: another process has this worker's number now, because this one stalled for too long.
-            NotFoundError: the training was deleted.
+            NotFoundError: the run was deleted.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
         if self._is_finished():
@@ -320,10 +321,10 @@ class Worker(Participant):
             yield step, tree
 
     def _made(self, attempt: Callable[[], Value], what: str) -> Value:
-        """Returns the result of an attempt, which is made again when a training that the server has lost is restored.
+        """Returns the result of an attempt, which is made again when a run that the server has lost is restored.
 
         Raises:
-            NotFoundError: the training, or its accumulator alone, was deleted.
+            NotFoundError: the run, or its accumulator alone, was deleted.
         """
         while True:
             try:
@@ -384,7 +385,7 @@ class Worker(Participant):
         return found
 
     def _is_finished(self) -> bool:
-        """Returns whether the training is finished. If a chief may be about to continue it, waits for that.
+        """Returns whether the run is finished. If a chief may be about to continue it, waits for that.
 
         A program that may lead knows the last step. Else, the chief of this worker's run says what it does, and for
         another one, this waits a moment.
@@ -492,30 +493,31 @@ class Worker(Participant):
     ) -> ApplyResult:
         """Applies the gradient of this worker for the current step of ``steps()``.
 
-        Blocks for a round trip, and waits through an outage. However often the call is repeated, by this process or by
-        another one with this number, one gradient counts: the first.
+        Blocks for a round trip, and waits through an outage. If the call is repeated, by this process or by another one
+        with this number, only the first gradient counts.
 
         Args:
             gradient: a tree like the parameters, as ``TreeAccumulator.apply_grad`` takes it. If the parameters are a
-                single array: an array, or for a sparse one ``IndexedSlices`` or a tuple of indices and values. It must
-                not be written to before the next step.
-            weight: factor applied to the gradient, and its share in the mean: 0 for nothing, as ``skip`` does, whatever
-                the gradient is; else a number in [1.2e-38, 3.4e38], such as the number of examples whose mean the
-                gradient is. Integer dtypes accept 1 only, and 0 in sums.
-            metrics: numbers that travel with the gradient, such as its loss: a dict of at most 32 names, each of up to
-                64 ASCII letters, digits and ``_ . / -``, and of 768 bytes as text. The chief gets their means by
+                single array: an array, or for a sparse one ``IndexedSlices`` or a tuple of indices and values. Do not
+                write to it before the next step.
+            weight: factor applied to the gradient, and its share in the mean: 0 to leave it out, as ``skip`` does; else
+                a number in [1.2e-38, 3.4e38], such as the number of examples whose mean the gradient is. Integer dtypes
+                accept 1 only, and 0 in sums.
+            metrics: numbers that are sent with the gradient, such as its loss: a dict of at most 32 names, each of up
+                to 64 ASCII letters, digits and ``_ . / -``, and of 768 bytes as text. The chief gets their means by
                 weight, over those gradients of the step that have them.
 
         Returns:
             The result. Its ``outcome`` is "applied"; "repeated" if the round has a gradient of this worker; "stale" if
-            the round has been taken; or "skipped", with weight 0 or because of NaN. The loop continues in all cases.
+            the round has been taken; or "skipped", with weight 0 or because of NaN. In all cases, continue with the
+            loop.
 
         Raises:
-            InvalidArgumentError: the gradient is invalid, and the message names the first path where that is so; or the
-                weight is.
+            InvalidArgumentError: the gradient is invalid, and the message names the first path that is; or the weight
+                is invalid.
             NotFiniteError: with ``finite=True``, if an element is NaN or infinite. Another gradient may follow.
             ConflictError: another process has this worker's number now.
-            NotFoundError: the training was deleted.
+            NotFoundError: the run was deleted.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
             RedisAccError: any other error of ``apply_grad``.
         """
@@ -524,11 +526,12 @@ class Worker(Participant):
         return self._kept(given, lambda: self._apply(given, step))
 
     def skip(self) -> ApplyResult:
-        """Ends the current step of ``steps()`` without a gradient of this worker, which the step does not wait for.
+        """Ends the current step of ``steps()`` without a gradient of this worker: the step does not wait for it.
 
-        The mean is that of the others, to the bit, unless ``Mean(by="count")`` divides it by the number of workers. If
-        every worker skips, weights and state stay as they are, and the step counts. For a ``quorum``, a skip counts as
-        a gradient. Blocks as ``apply`` does, and sends as much: dense leaves as zeros, with the smallest weight.
+        The mean is over the other gradients, with the same bits as without this worker, unless ``Mean(by="count")``
+        divides it by the number of workers. If every worker skips, weights and state stay as they are, and the step
+        counts. For a ``quorum``, a skip counts as a gradient. Blocks as ``apply`` does, and sends as many bytes: zeros
+        for dense leaves, with the smallest weight.
 
         Returns:
             The result. Its ``outcome`` is "skipped"; or as for ``apply``, if this worker is late or has applied before.
@@ -571,11 +574,11 @@ class Worker(Participant):
     def begin(self) -> Upload:
         """Begins the upload of this worker's gradient for the current step of ``steps()``, leaf by leaf.
 
-        The first call opens the accumulator; others do not block. An upload that was begun before and has not been
-        committed is abandoned, as it is when the loop continues, or by ``apply``.
+        The first call opens the accumulator; others do not block. An earlier upload that was not committed is
+        abandoned. Continuing the loop and ``apply`` abandon it, too.
 
         Returns:
-            The upload, to which leaves are put, and which is then committed.
+            The upload: put each leaf, and then commit it.
 
         Raises:
             InvalidArgumentError: there is no step.
@@ -606,22 +609,22 @@ class Worker(Participant):
         return Upload(spec, streamed, commit, partial(self._upload.end_if, streamed))
 
     def as_encoded(self, gradient: Any, *, weight: float = 1.0) -> Any:
-        """Returns a gradient as the round gets it: the same, rounded if it travels encoded (``encoding``).
+        """Returns a gradient as the round gets it: the same, or rounded if ``encoding`` applies.
 
-        The difference is the loss of the encoding. A worker may add it to its next gradient if ``apply`` was successful
-        (error feedback). Nothing is sent, but the first call opens the accumulator.
+        The difference is the error of the encoding. You may add it to the worker's next gradient if ``apply`` was
+        successful (error feedback). Nothing is sent, but the first call opens the accumulator.
 
         Args:
             gradient: as for ``apply``.
-            weight: as for ``apply``. The result is not multiplied by it, but a small gradient that has one may be
-                buffered, and then travels encoded.
+            weight: as for ``apply``. The result is not multiplied by it, but a small gradient with a weight may be
+                buffered, and is then encoded.
 
         Returns:
             A tree like the chief's gradients, an array, or ``IndexedSlices``, in memory of its own.
 
         Raises:
             InvalidArgumentError: the gradient is invalid.
-            NotFoundError: the training does not exist, or was deleted.
+            NotFoundError: the run does not exist, or was deleted.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
         gradients = self._made(self._gradients, "to open the accumulator")
@@ -669,7 +672,7 @@ class Worker(Participant):
         """Returns the accumulator, and opens it first if it is not open yet.
 
         Raises:
-            NotFoundError: the training was deleted or lost, or another one has its name now.
+            NotFoundError: the run was deleted or lost, or another one has its name now.
         """
         if self._accumulator is None:
             # The chief creates the accumulator before it publishes parameters.

@@ -1,4 +1,4 @@
-"""Accumulators, parameters and the loop of a training for asyncio: the classes of redisacc, with ``await``.
+"""Accumulators, parameters and the training loop for asyncio: redisacc's classes, with ``await``.
 
 Example:
     >>> import asyncio

@@ -24,8 +24,8 @@ OfArrays = TypeVar("OfArrays", bound=ArrayAccumulator[Any, Any])
 class Events:
     """The events of an accumulator, for ``async for``. ``accumulator.events()`` makes one.
 
-    Listening begins with ``async with``, with ``await``, or with the first event that is asked for. Everything else is
-    as for ``redisacc.types.Events``.
+    Listening begins with ``async with``, with ``await``, or when you ask for the first event. Everything else is as for
+    ``redisacc.types.Events``.
 
     Args:
         waits: how its calls wait.
@@ -70,12 +70,12 @@ class Events:
 class ConditionalAccumulatorBase(Handle[Blocking], Generic[Blocking]):
     """A handle on an accumulator, for asyncio.
 
-    ``async with`` or ``await`` opens it. It takes the arguments of the blocking class, except that ``redis`` is a URL,
-    also of a cluster; a ``redis.asyncio.Redis`` or ``valkey.asyncio.Valkey``, whose settings are taken over; or None
-    for the environment variable ``REDISACC_URL``, else ``redis://localhost:6379/0``.
+    ``async with`` or ``await`` opens it. It has the arguments of the blocking class, except that ``redis`` is a URL,
+    also of a cluster; a ``redis.asyncio.Redis`` or ``valkey.asyncio.Valkey``, whose settings are copied; or None for
+    the environment variable ``REDISACC_URL``, else ``redis://localhost:6379/0``.
 
-    Tasks of one event loop may share a handle. If a task is cancelled while it waits, it leaves the queue; a gradient
-    that it was applying is counted or not, as ``settle()`` tells the same task.
+    Tasks of one event loop may share a handle. If a task is canceled while it waits, it leaves the queue. If it was
+    applying a gradient, call ``settle()`` in the same task to learn whether the gradient was counted.
     """
 
     @property
@@ -120,7 +120,7 @@ class ConditionalAccumulatorBase(Handle[Blocking], Generic[Blocking]):
 class _ArrayAccumulator(ConditionalAccumulatorBase[OfArrays], Generic[OfArrays]):
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the elements. For TensorFlow's quantised types, the structured dtype that TensorFlow has."""
+        """The dtype of the elements. For TensorFlow's quantized types, TensorFlow's structured dtype."""
         return self.blocking.dtype
 
     @property
@@ -130,7 +130,7 @@ class _ArrayAccumulator(ConditionalAccumulatorBase[OfArrays], Generic[OfArrays])
 
 
 class ConditionalAccumulator(_ArrayAccumulator[dense.ConditionalAccumulator]):
-    """Sums dense gradients, as ``redisacc.ConditionalAccumulator`` does, whose arguments it has, for asyncio."""
+    """``redisacc.ConditionalAccumulator`` for asyncio, with the same arguments: sums dense gradients."""
 
     @with_arguments_of(dense.ConditionalAccumulator.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -145,7 +145,7 @@ class ConditionalAccumulator(_ArrayAccumulator[dense.ConditionalAccumulator]):
 
 
 class SparseConditionalAccumulator(_ArrayAccumulator[sparse.SparseConditionalAccumulator]):
-    """Sums sparse gradients, as ``redisacc.SparseConditionalAccumulator`` does, whose arguments it has, for asyncio."""
+    """``redisacc.SparseConditionalAccumulator`` for asyncio, with the same arguments: sums sparse gradients."""
 
     @with_arguments_of(sparse.SparseConditionalAccumulator.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -162,7 +162,7 @@ class SparseConditionalAccumulator(_ArrayAccumulator[sparse.SparseConditionalAcc
 
 
 class TreeAccumulator(ConditionalAccumulatorBase[tree.TreeAccumulator]):
-    """Sums gradients of a tree, as ``redisacc.TreeAccumulator`` does, whose arguments it has, for asyncio."""
+    """``redisacc.TreeAccumulator`` for asyncio, with the same arguments: sums the gradients of a tree."""
 
     @with_arguments_of(tree.TreeAccumulator.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -179,7 +179,7 @@ class TreeAccumulator(ConditionalAccumulatorBase[tree.TreeAccumulator]):
         sparse: Collection[str] = (),
         **options: Unpack[AccumulatorOptions],
     ) -> Self:
-        """Returns an accumulator for gradients of a tree of arrays, which is still to be opened.
+        """Returns an accumulator for gradients of a tree of arrays. Open it with ``async with`` or ``await``.
 
         Args:
             tree: as for ``redisacc.TreeAccumulator.like``.

@@ -9,7 +9,7 @@ from redisacc import errors
 
 
 class OutcomeUnknownError(errors.OutcomeUnknownError):
-    """As ``redisacc.OutcomeUnknownError``, which catches it, too, but its ``settle()`` is to be awaited."""
+    """A ``redisacc.OutcomeUnknownError`` whose ``settle()`` is awaited."""
 
     def __init__(
         self, message: str, settle: Callable[[], Any], run: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]
@@ -21,12 +21,12 @@ class OutcomeUnknownError(errors.OutcomeUnknownError):
         return {**super()._state(), "_run": None}
 
     async def settle(self) -> Any:
-        """Settles the request: sends it again, until it is certain that it was executed, or never will be.
+        """Settles the request: sends it again until it is certain that it was executed, or never will be.
 
-        However often it is sent and however late it arrives, it is executed only once.
+        The request is executed only once, even if several copies arrive, or a late one.
 
         Returns:
-            What the method would have returned that raised this error.
+            The return value of the method that raised this error.
 
         Raises:
             OutcomeUnknownError, RedisAccError, RuntimeError: as ``redisacc.OutcomeUnknownError.settle``.

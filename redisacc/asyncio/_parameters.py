@@ -9,7 +9,7 @@ from redisacc.asyncio._handles import Handle, awaited, with_arguments_of
 
 
 class Parameters(Handle[parameters.Parameters]):
-    """A handle on parameters, as ``redisacc.Parameters``, whose arguments it has, for asyncio.
+    """``redisacc.Parameters`` for asyncio, with the same arguments: a handle on parameters.
 
     ``async with`` or ``await`` opens it. ``redis`` is as for the accumulators. Tasks of one event loop may share it.
     """

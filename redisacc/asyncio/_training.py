@@ -1,4 +1,4 @@
-"""The loop of a training for asyncio."""
+"""The loop of a run for asyncio."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Working = TypeVar("Working", bound=worker.Worker | training.Training)
 class Upload:
     """A gradient whose leaves are put one by one, as ``redisacc.types.Upload``, for asyncio.
 
-    ``Worker.begin`` and ``Training.begin`` return it. Parts leave while other tasks run.
+    ``Worker.begin`` and ``Training.begin`` return it. Parts are sent while other tasks run.
     """
 
     def __init__(self, blocking: upload.Upload, waits: LoopWaits) -> None:
@@ -44,21 +44,21 @@ class Upload:
 class _OfTraining(Handle[Blocking]):
     @property
     def shared_name(self) -> str:
-        """The name of the training."""
+        """The name of the run."""
         return self.blocking.shared_name
 
 
 class _Working(_OfTraining[Working]):
     async def begin(self) -> Upload:
-        """Does what :meth:`redisacc.Worker.begin` does, and is to be awaited."""
+        """Does what :meth:`redisacc.Worker.begin` does. Await it."""
         return Upload(await self.waits.run(self.blocking.begin), self.waits)
 
 
 class Chief(_OfTraining[chief.Chief]):
-    """The chief of a training, as ``redisacc.Chief``, whose arguments it has, for asyncio.
+    """``redisacc.Chief`` for asyncio, with the same arguments: the chief of a run.
 
-    ``async with`` or ``await`` opens it. ``redis`` is as for the accumulators. Its lease is extended by a thread, so a
-    step that keeps the event loop for itself does not lose it.
+    ``async with`` or ``await`` opens it. ``redis`` is as for the accumulators. A thread extends its lease, so a step
+    that blocks the event loop does not lose it.
     """
 
     @with_arguments_of(chief.Chief.__init__)
@@ -101,10 +101,10 @@ class Chief(_OfTraining[chief.Chief]):
 
 
 class Worker(_Working[worker.Worker]):
-    """A worker of a training, as ``redisacc.Worker``, whose arguments it has, for asyncio.
+    """``redisacc.Worker`` for asyncio, with the same arguments: a worker of a run.
 
-    ``async with`` or ``await`` opens it. ``redis`` is as for the accumulators. Its lease is extended by a thread, so a
-    step that keeps the event loop for itself does not lose it.
+    ``async with`` or ``await`` opens it. ``redis`` is as for the accumulators. A thread extends its lease, so a step
+    that blocks the event loop does not lose it.
     """
 
     @with_arguments_of(worker.Worker.__init__)
@@ -119,8 +119,8 @@ class Worker(_Working[worker.Worker]):
     async def workers(self) -> int:
         """Returns how many workers there are, as ``redisacc.Worker.workers`` says.
 
-        Waits for a round trip; before the training has begun, until a chief begins it. In a loop over ``steps()``, it
-        is read again in each step in which you ask for it.
+        Waits for a round trip, or until a chief has begun the run. In a loop over ``steps()``, it is read again in each
+        step in which you call this.
         """
         return await self.waits.run(lambda: self.blocking.workers)
 
@@ -132,10 +132,10 @@ class Worker(_Working[worker.Worker]):
 
 
 class Training(_Working[training.Training]):
-    """A training whose processes are all the same, as ``redisacc.Training``, whose arguments it has, for asyncio.
+    """``redisacc.Training`` for asyncio, with the same arguments: a run in which all processes are the same.
 
-    ``async with`` or ``await`` opens it. ``redis`` is as for the accumulators. A thread leads, so a step that keeps the
-    event loop for itself delays no other process.
+    ``async with`` or ``await`` opens it. ``redis`` is as for the accumulators. A thread leads, so a step that blocks
+    the event loop does not delay other processes.
     """
 
     @with_arguments_of(training.Training.__init__)
@@ -157,7 +157,7 @@ class Training(_Working[training.Training]):
         return await self.waits.run(lambda: self.blocking.workers)
 
     async def finished(self) -> bool:
-        """Returns whether the training is finished, as ``redisacc.Training.finished`` says."""
+        """Returns whether the run is finished, as ``redisacc.Training.finished`` says."""
         return await self.waits.run(lambda: self.blocking.finished)
 
     steps = iterated(training.Training.steps)

@@ -26,10 +26,10 @@ _SOCKET_PATH_LIMIT = 107 if platform.system() == "Linux" else 103
 
 @dataclasses.dataclass(frozen=True)
 class TLS:
-    """The files, in PEM format, by which servers and clients know each other.
+    """The files, in PEM format, with which servers and clients authenticate each other.
 
     Both sides must show certificates that the authority has signed. Names in certificates are not compared with
-    addresses, because hosts come and go; so the authority should sign for these hosts only.
+    addresses, because hosts join and leave; so the authority should sign for these hosts only.
 
     Attributes:
         certificate: the certificate of this host.

@@ -36,7 +36,7 @@ class Cluster:
         replicas: the number of replicas of each master, 0 to 5.
         dir: the directory for the nodes' data, each in a subdirectory of its own. It is created if it doesn't exist,
             and kept; a later cluster of the same size continues with the data. None means temporary directories, which
-            are removed when the nodes end; no data are written to them.
+            are removed when the nodes end; no data is written to them.
         durable: as for `Server`: whether every change is written to disk, instead of snapshots. Needs `dir`.
         port: the TCP port of the first node; the others have the ports that follow. Each node also uses the port that
             is higher by 10,000, for the other nodes. At most 55,535 for the last node. None means free ports.
@@ -126,7 +126,7 @@ class Cluster:
         return f"; the log of one ends with:\n{node.log_tail()}"
 
     def stop(self) -> None:
-        """Stops all nodes and blocks until they have ended and their last data are on the disk."""
+        """Stops all nodes and blocks until they have ended and their latest data is on disk."""
         for node in self._nodes:
             node.stop()
 
@@ -134,7 +134,7 @@ class Cluster:
     def nodes(self) -> Sequence[ClusterNode]:
         """The nodes: first those that began as masters, then those that began as replicas.
 
-        Each has the methods of a `Server`, and `kill()`; `start()` starts a node again that was killed.
+        Each has the methods of a `Server`, and `kill()`; `start()` restarts a node that was killed.
         """
         return tuple(self._nodes)
 

@@ -37,30 +37,30 @@ class Server:
     may use `url` and `client()`; neither its end nor its `stop()` affects the server. Methods may be called from any
     thread.
 
-    With a `dir`, the server saves a snapshot of its data there a minute after a change, and whenever it ends in such a
-    way. A crash of the server itself, or of the machine, loses all changes since the last snapshot. With
-    `durable`, it appends every change to a file instead, which is written to the disk once a second: a crash loses at
-    most about two seconds, and rounds of large gradients take 1.5 to 2.3 times as long. A directory may be used in both
-    ways in turn; a server that finds data of the other kind takes them over. If snapshots fail, for example on a full
-    disk, the server continues without them, and logs that.
+    With a `dir`, the server saves a snapshot of its data there a minute after a change, and whenever it is stopped. A
+    crash of the server itself, or of the machine, loses all changes since the last snapshot. With `durable`, it appends
+    every change to a file instead, which is written to the disk once a second: a crash loses at most about two seconds,
+    and rounds of large gradients take 1.5 to 2.3 times as long. You may switch between the two: a server that finds
+    data of the other kind converts it. If snapshots fail, for example on a full disk, the server continues without
+    them, and logs that.
 
     Args:
-        dir: the data directory. It is created with mode 700 if it doesn't exist, and kept. Two servers in one
-            directory would overwrite each other's data, so the second one is refused. None means a temporary directory,
-            which is removed by `stop()` or with the end of this process; no data are written to it.
+        dir: the data directory. It is created with mode 700 if it doesn't exist, and kept. Two servers in one directory
+            would overwrite each other's data, so the second one fails to start. None means a temporary directory, which
+            is removed by `stop()` or when this process ends; no data is written to it.
         durable: whether every change is written to disk, instead of snapshots. Needs `dir`.
         port: the TCP port, 1 to 65535, on 127.0.0.1 and, where the machine has it, ::1. None means a free port.
         host: the IP address of this machine at which it listens, for other machines. Needs `port`, and a `password`.
-        password: what clients need. None means nothing.
+        password: the password that clients need. None means none.
         tls: the files for TLS. None means plain TCP.
         socket: the path of a Unix socket, which gets mode 700. The server then has no TCP port.
         executable: the server program, a path or a name on the `PATH`. None means `find_server()`.
 
     Raises:
         InvalidArgumentError: the port is out of range, both a port and a socket are given, `durable` is given without
-            `dir`, or `host`, `password` or `tls` without `port`; `host` is no IP address, or one that other machines
-            reach without a `password`; `dir` or `socket` is empty, or the path of the socket is too long (more than
-            107 bytes; 103 on macOS).
+            `dir`, or `host`, `password` or `tls` without `port`; `host` is not an IP address, or other machines can
+            reach it and there is no `password`; `dir` or `socket` is empty, or the path of the socket is too long (more
+            than 107 bytes; 103 on macOS).
     """
 
     def __init__(
@@ -112,14 +112,14 @@ class Server:
         return f"<redisacc.embedded.Server {child.program.version} at {child.address.url}, {state}>"
 
     def start(self, timeout: float = 30.0) -> None:
-        """Starts the server and blocks until it answers and has loaded its data. Has no effect if it is running.
+        """Starts the server and blocks until it has loaded its data and answers. Has no effect if it is running.
 
-        After a `stop()` it may be started again, on the same port as before if that is still free.
+        After `stop()`, you may start it again, on the same port if that is still free.
 
         Args:
             timeout: maximum number of seconds without an answer. While the server loads its data, the time starts
-                again whenever the server reports progress. Not limited is the time to save a snapshot of the data
-                that an earlier server with `durable` has left.
+                again whenever the server reports progress. The time to save a snapshot of data from an earlier server
+                with `durable` is not limited.
 
         Raises:
             ServerError: no server program was found, or it is older than 6.2; the port, the socket or the directory
@@ -190,11 +190,11 @@ class Server:
         _log.info("%s at %s %s", program.version, address.url, self._persistence.value)
 
     def stop(self) -> None:
-        """Stops the server and blocks until it has ended and its last data are on the disk.
+        """Stops the server and blocks until it has ended and its latest data is on disk.
 
         Has no effect if it isn't running, or in a forked child. A server that hasn't ended 10 seconds after SIGTERM
-        is killed, but not while the file of its snapshot grows. A warning is logged if it was killed, because its last
-        data are lost then; so they are if the disk is full.
+        is killed, but not while the file of its snapshot grows. A warning is logged if it was killed, because its
+        latest changes are then lost, as they are if the disk is full.
         """
         child = self._child
         # Checked before the lock is taken: in a forked child, a thread that no longer exists may hold it.
@@ -240,7 +240,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """The process id of the server itself, which isn't a direct child of this process.
+        """The process id of the server, which isn't a direct child of this process.
 
         Raises:
             ServerError: the server was never started, or has ended.
@@ -254,7 +254,7 @@ class Server:
     def exit_status(self) -> int | None:
         """The exit status of the server, negative for the number of a signal; None while it runs.
 
-        None, too, in a forked child, which cannot know it.
+        Also None in a forked child, which cannot know it.
 
         Raises:
             ServerError: the server was never started.

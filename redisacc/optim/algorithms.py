@@ -40,12 +40,12 @@ class SGD(Optimizer):
         weights = weights - lr * buffer                       (Nesterov: weights - lr * (g + momentum * buffer))
 
     The numbers of a step are lr, weight_decay, and the share of the gradient in the buffer. For rows, "the first
-    update" is the training's; a row that occurs later begins with (1 - dampening) * g.
+    update" means that of the run; a row that occurs later begins with (1 - dampening) * g.
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html
 
     Args:
-        lr: see ``Optimizer``, like all options that are missing here.
+        lr: see ``Optimizer``, like all options that are not listed here.
         momentum: at least 0; 0 for no buffer.
         dampening: any finite number.
         nesterov: needs momentum above 0 and no dampening.
@@ -112,7 +112,7 @@ class Adam(Optimizer):
     Source: https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html, from https://arxiv.org/abs/1412.6980
 
     Args:
-        lr: see ``Optimizer``, like all options that are missing here.
+        lr: see ``Optimizer``, like all options that are not listed here.
         betas: the decay rates of both averages, each in [0, 1).
         eps: at least 0.
         amsgrad: keep the largest average of squares: https://openreview.net/forum?id=ryQu7f-RZ
@@ -200,7 +200,7 @@ class Adagrad(Optimizer):
     https://jmlr.org/papers/v12/duchi11a.html
 
     Args:
-        lr: see ``Optimizer``, like all options that are missing here.
+        lr: see ``Optimizer``, like all options that are not listed here.
         lr_decay: at least 0.
         initial_accumulator_value: what the sum begins with, at least 0.
         eps: at least 0.
@@ -263,7 +263,7 @@ class RMSprop(Optimizer):
     https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf
 
     Args:
-        lr: see ``Optimizer``, like all options that are missing here.
+        lr: see ``Optimizer``, like all options that are not listed here.
         alpha: the decay rate of the averages, in [0, 1).
         eps: at least 0.
         momentum: at least 0; 0 for no buffer.
@@ -339,7 +339,7 @@ class Lion(Optimizer):
     Source: https://arxiv.org/abs/2302.06675
 
     Args:
-        lr: see ``Optimizer``, like all options that are missing here. The paper recommends a third to a tenth of the
+        lr: see ``Optimizer``, like all options that are not listed here. The paper recommends a third to a tenth of the
             rate for ``AdamW``, with a weight decay that is as many times larger.
         betas: the decay rates for the direction and for the average, each in [0, 1).
     """

@@ -77,29 +77,28 @@ Step = Callable[[Arrays, list[Array]], None]
 
 @dataclass(frozen=True)
 class Optimizer(ABC):
-    """An optimizer: a name and numbers, without weights or state.
+    """The base class of optimizers, which are names and numbers, without weights or state.
 
-    This is the base class of all optimizers, with the options that each of them has. Instances do not change, and
-    compare equal if all their options are equal.
+    It has the options that all optimizers share. Instances do not change, and compare equal if all their options are
+    equal.
 
     Weights and state are float32 or float64. Leaves of other dtypes are refused.
 
-    Leaves that arrive as rows have lazy state, as in torch.optim.SparseAdam: a step touches only the rows that are in
-    its gradient. Other rows neither move nor decay, and their momentum and moving averages, also of the
-    weights, stay as they are until the row occurs again. Bias corrections count the steps of the training, not of the
-    row.
+    Sparse leaves, whose gradients are rows, have lazy state, as in torch.optim.SparseAdam: a step touches only the rows
+    that are in its gradient. Other rows neither move nor decay, and their momentum and moving averages, also of the
+    weights, stay as they are until the row occurs again. Bias corrections count the steps of the run, not of the row.
 
     Args:
         lr: the learning rate, at least 0; or a function that returns it for a step, which counts from 0. Only the chief
-            calls the function. Or the name of a metric, which begins with a letter: each gradient of a step then brings
-            the rate as this metric, and all must bring the same number.
+            calls the function. Or the name of a metric, which begins with a letter: each gradient of a step then
+            carries the rate as this metric, and all must have the same number.
         weight_decay: at least 0. ``AdamW`` and ``Lion`` multiply the weights by 1 - lr * weight_decay, the others add
             weight_decay * weights to the gradient.
         maximize: follow the gradient uphill.
         no_decay: patterns of paths of leaves whose weights do not decay, for example ``["*/bias"]``. A pattern is one
             of ``fnmatch``, in which ``*`` also matches slashes, and upper and lower case differ.
-        lr_factor: patterns of paths → what the learning rate of these leaves is multiplied by. The first pattern that
-            matches counts, in the order of the dict. A leaf that none matches has the factor 1.
+        lr_factor: patterns of paths → the factor of these leaves' learning rate. The first pattern that matches counts,
+            in the order of the dict. Leaves without a match have the factor 1.
         clip_norm: the largest norm of the mean of all leaves together; above it, the mean is multiplied by
             clip_norm / (norm + 1e-6), as ``torch.nn.utils.clip_grad_norm_`` does. None means not clipped.
         ema: keep an exponential moving average of the weights with this decay, in [0, 1), in the slot "ema". It begins
@@ -141,7 +140,7 @@ class Optimizer(ABC):
     def slots(self) -> tuple[str, ...]:
         """The names of the arrays of state that each weight has, as torch names them.
 
-        Each has the shape and the dtype of the weight. There are only those that the options need.
+        Each has the shape and the dtype of the weight. Only the arrays that the options need exist.
         """
         return (*self._slots(), EMA) if self.ema is not None else self._slots()
 
@@ -227,7 +226,7 @@ class Optimizer(ABC):
         Powers differ in their last bits between machines, so one process computes them, the chief.
 
         Args:
-            step: the step of the training, counted from 0, for the schedule.
+            step: the step of the run, counted from 0, for the schedule.
             updates: which update of this state it is, counted from 1, for the corrections of bias.
             metrics: the means of the metrics of the step's gradients, for an ``lr`` that is one of them.
 
@@ -262,7 +261,7 @@ class Optimizer(ABC):
         return every
 
     def scalars_ahead(self, step: int, updates: int) -> tuple[Scalars, ...] | None:
-        """Returns ``scalars`` before the gradients of the step are there; None if their metrics have the learning rate.
+        """Returns ``scalars`` before the step has gradients; None if the learning rate is one of their metrics.
 
         Args:
             step: as for ``scalars``.

@@ -1,6 +1,6 @@
 """Checks the options of optimizers, and writes them as values that JSON and MessagePack keep.
 
-Options may come from the record of a training, so whatever is read back passes through the same checks.
+Options may come from the record of a run, so whatever is read back passes through the same checks.
 """
 
 from __future__ import annotations

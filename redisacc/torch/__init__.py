@@ -1,4 +1,4 @@
-"""Trainings of PyTorch models: an optimizer whose steps several processes make together.
+"""Training of PyTorch models in several processes: an optimizer whose steps they make together.
 
 Needs torch (``pip install 'redisacc[torch]'``).
 """

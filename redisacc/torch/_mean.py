@@ -1,6 +1,6 @@
 """Steps that each process makes itself, with torch's own optimizer and the mean gradient of all processes.
 
-What the training publishes are mean gradients (``redisacc.optim``'s ``MeanGradient``). Every now and then, the
+What the run publishes are mean gradients (``redisacc.optim``'s ``MeanGradient``). Every now and then, the
 process that leads publishes a snapshot under a name of its own: weights and buffers, and the state of the optimizer.
 Mean gradients since the last one are kept, so a process that starts, or that has missed some, reads the snapshot and
 makes the steps that follow it.
@@ -48,7 +48,7 @@ LOOK_EVERY = 0.1
 
 
 class MeanSteps:
-    """The steps of a training in this process.
+    """The steps of a run in this process.
 
     Args:
         optimizer: torch's optimizer.
@@ -61,7 +61,7 @@ class MeanSteps:
         InvalidArgumentError: an argument is invalid, or the optimizer draws random numbers.
 
     Attributes:
-        step: how many steps the weights have seen; -1: they are not the training's yet.
+        step: how many steps the weights have seen; -1: they are not the run's yet.
         clip_norm: the largest norm of the next mean gradient; 0: it is not clipped.
         every: after how many steps a snapshot is published.
         is_stepping: whether this is making a step, so that the optimizer may move the weights.
@@ -112,7 +112,7 @@ class MeanSteps:
         self._file: Checkpoint | None = None
 
     def open(self, training: Training, redis: object) -> None:
-        """Notes the training, and opens its snapshots, which are what its checkpoints hold."""
+        """Notes the run, and opens its snapshots, which are what its checkpoints hold."""
         self._training, options = training, training._options
         training.meanwhile = self.meanwhile
         name = training.shared_name + SNAPSHOT
@@ -127,7 +127,7 @@ class MeanSteps:
         training._options = replace(options, checkpoint=None, saved=self.saved)
 
     def saved(self) -> Checkpoint | None:
-        """Returns what the training continues with if the server has nothing newer: mean gradients of 0 at a step.
+        """Returns what the run continues with if the server has nothing newer: mean gradients of 0 at a step.
 
         It is the step of the newest checkpoint, or of the snapshot that `redisacc restore` has published.
         """
@@ -142,7 +142,7 @@ class MeanSteps:
         return Checkpoint(training.shared_name, step, self.gradients(), None, kept)
 
     def restored(self) -> tuple[int, str] | None:
-        """Returns the step of what `redisacc restore` has published for a new training, and what is kept; or None."""
+        """Returns the step of what `redisacc restore` has published for a new run, and what is kept; or None."""
         if self._training._published.step() is not None:
             return None
         found = ParameterReader(self._snapshots._transport.blocking, self._snapshots._keys).latest_with_state()
@@ -162,7 +162,7 @@ class MeanSteps:
         return found
 
     def gradients(self) -> dict[str, Any]:
-        """Returns the tree that a training begins with."""
+        """Returns the tree that a run begins with."""
         zeros = {name: np.zeros_like(as_array(each)) for name, each in self._tensors.items()}
         return {**zeros, OPTIONS: np.zeros(self._groups.size)}
 
@@ -323,7 +323,7 @@ class MeanSteps:
             self._publish_now(self.step)
 
     def _last(self) -> int | None:
-        """Returns the step of the last snapshot; None if this training has none."""
+        """Returns the step of the last snapshot; None if this run has none."""
         with suppress(NotFoundError):
             if self._incarnation == self._reader.incarnation:
                 return self._snapshots.step()
@@ -387,7 +387,7 @@ class MeanSteps:
         """Loads the last snapshot. Blocks until there is one.
 
         Args:
-            step: the step of the training. If it has just begun, number 0 publishes the first snapshot.
+            step: the step of the run. If it has just begun, number 0 publishes the first snapshot.
             least: the lowest step that it may have.
         """
         training, worker = self._training, self._training._worker

@@ -40,18 +40,18 @@ logger = logging.getLogger("redisacc")
 
 
 class Optimizer(torch.optim.Optimizer):
-    """An optimizer of torch whose steps several processes make together, with the mean of their gradients.
+    """Wraps a torch optimizer: several processes make each step together, with the mean of their gradients.
 
     All processes run the same program. The backward pass sends each gradient as soon as it is ready, unless it takes
-    less than 5 ms on the CPU; ``step()`` sends the rest, and returns with the next weights in the model. Any process
-    may be killed and started again: it continues with the weights of the others, and the result has the same bits. See
-    ``redisacc.Training``, which works underneath, and its ``begin``.
+    less than 5 ms on the CPU; ``step()`` sends the rest, and returns with the next weights in the model. You may kill
+    and restart any process: it continues with the weights of the others, and the result has the same bits. It is built
+    on ``redisacc.Training`` and its ``begin``.
 
-    A new training begins with the first forward pass of worker 0, or its first ``step()``, with the weights that its
-    model has then: weights that are loaded into it after it was wrapped count. In all other processes, the constructor
-    blocks until the training has begun, and writes the latest weights into the model; frozen parameters and buffers are
-    worker 0's, too. Weights are always written in place, so references to them stay valid. Don't change them between
-    two steps: ``step()`` then raises an error that names the parameter. ``load_weights`` publishes others.
+    A new run begins with the first forward pass of worker 0, or its first ``step()``, with the weights that its model
+    has then, so you may load weights after wrapping. In all other processes, the constructor blocks until the run has
+    begun, and writes the latest weights into the model; frozen parameters and buffers are copied from worker 0, too.
+    Weights are always written in place, so references to them stay valid. Don't change them between two steps:
+    ``step()`` then raises an error that names the parameter. ``load_weights`` publishes others.
 
     Example:
         ::
@@ -66,8 +66,8 @@ class Optimizer(torch.optim.Optimizer):
                 optimizer.zero_grad()
 
     A parameter without a gradient counts as one whose gradient is 0, because another process may have one for it: its
-    weight decays, and its momentum moves it on. Parameters that do not require a gradient when this is made, or that
-    the optimizer does not have, stay as they are.
+    weight decays, and its momentum still moves it. Parameters that do not require a gradient when you wrap the
+    optimizer, or that the optimizer does not have, stay as they are.
 
     Buffers, such as the statistics of BatchNorm, change in each process by themselves. Weights do not depend on them.
     Before you evaluate or save the model, make them equal with ``sync_buffers()``, or compute them with the weights
@@ -78,51 +78,50 @@ class Optimizer(torch.optim.Optimizer):
     If processes train on the same examples, because the sampler was forgotten, a warning says so.
 
     Args:
-        optimizer: an optimizer of torch. A new training begins with its state, such as one that its
+        optimizer: the optimizer of ``torch.optim``. A new run begins with its state, such as one that its
             ``load_state_dict`` has loaded. Its learning rates (``param_groups``) are read in each step, so schedulers
             work: see ``resume``. With ``fused=True``, it is SGD, Adam, AdamW, SparseAdam, Adagrad or RMSprop; its other
             options must not change, and groups may differ in ``lr``, by factors that stay the same, and have a
-            ``weight_decay`` or none.
-            Or a ``redisacc.LocalSteps`` around any optimizer of torch whose ``step`` needs no closure: each process
-            makes several steps alone with it, and then sends how far its weights have moved.
-        shared_name: the name of the training.
-        model: the model, on its device and in its dtype; ``torch.compile`` may come before or after. The leaves of the
-            training have the names of its parameters.
+            ``weight_decay`` or none. Or a ``redisacc.LocalSteps`` around any torch optimizer whose ``step`` needs no
+            closure: each process makes several steps alone with it, and then sends how far its weights have moved.
+        shared_name: the name of the run.
+        model: the model, on its device and in its dtype; ``torch.compile`` may come before or after. The run's leaves
+            have the names of its parameters.
         workers: the number of processes, among which ``sampler`` shares the data. None means the environment variable
             ``REDISACC_WORKERS``, else torchrun's, as ``redisacc.place`` says.
         number: the number of this process among the workers. None means ``REDISACC_WORKER_NUMBER``, else torchrun's,
             else the lowest free one.
-        clip_norm: the largest norm of the mean gradient, as for ``redisacc.optim.Optimizer``. It takes the place of
-            ``torch.nn.utils.clip_grad_norm_``, which would clip each process's gradient by itself.
+        clip_norm: the largest norm of the mean gradient, as for ``redisacc.optim.Optimizer``. Use it instead of
+            ``torch.nn.utils.clip_grad_norm_``, which would clip each process's gradient separately.
         ema: the decay of a moving average of the weights, as for ``redisacc.optim.Optimizer``.
-        until: the step after which the training is finished, in all processes. None means it is never finished.
-        fused: who makes the update. False: each process, with the optimizer inside and the mean gradient of all, as
+        until: the step after which the run is finished, in all processes. None means it is never finished.
+        fused: who makes the update. False: each process, with the wrapped optimizer and the mean gradient of all, as
             under ``DistributedDataParallel``. Any optimizer works whose ``step`` needs no closure, with any groups and
             schedulers. True: the process that leads, or reducers, with a translation of the optimizer, so one of those
             listed above. It is needed for sparse gradients and ``ema``. None means True for these, and for an optimizer
             with a translation and one group, because the server then has the weights and the state; otherwise False,
-            because groups may change in ways that no translation has. All processes give the same.
+            because groups may change in ways that no translation supports. Give the same in all processes.
         snapshot_every: with ``fused=False``, the process that leads publishes a snapshot after this many steps, or
             earlier if mean gradients since the last one are large, or if a checkpoint is due: ``redisacc.Parameters``
-            of the training's name with ".snapshot" has weights and buffers, and the state of the optimizer. A process
-            that starts reads the last snapshot, and makes the steps that follow it. Checkpoints hold snapshots.
-            After as many steps, processes compare digests of their weights: if machines round differently, all continue
-            with the weights of the one that leads, and a warning says so. Give the same in all processes.
+            of the run's name with ".snapshot" has weights and buffers, and the state of the optimizer. A process that
+            starts reads the last snapshot, and repeats the steps since. Checkpoints hold snapshots. At the same
+            interval, processes compare digests of their weights: if machines round differently, all continue with the
+            leader's weights, and a warning says so. Give the same in all processes.
         quorum, checkpoint, redis, patience, encoding: as for ``redisacc.Training``.
         accumulator: as for ``redisacc.Training``. ``sparse`` names parameters whose gradients are sparse; those of
             ``nn.Embedding(sparse=True)`` and ``nn.EmbeddingBag(sparse=True)`` are found without it.
         log: as for ``redisacc.Training``. It also gets the learning rate, as the metric "lr".
 
     Attributes:
-        training: the ``redisacc.Training`` underneath.
-        param_groups: the groups of parameters of the optimizer inside.
-        state: with ``fused=False``, the state of the optimizer inside; else empty, since ``state_dict`` fetches it.
+        training: the ``redisacc.Training`` that it is built on.
+        param_groups: the parameter groups of the wrapped optimizer.
+        state: with ``fused=False``, the state of the wrapped optimizer; else empty, because ``state_dict`` fetches it.
         training_step: the step of the weights in the model: how many updates they have seen.
-        finished: whether the training is finished. Then ``step()`` changes nothing.
+        finished: whether the run is finished. Then ``step()`` changes nothing.
 
     Raises:
-        InvalidArgumentError: the optimizer, an option of it, a parameter or another argument has no counterpart here;
-            or another model is trained under this name, and the message names the first parameter that differs.
+        InvalidArgumentError: the optimizer, one of its options, a parameter or another argument is not supported; or
+            the run of this name has another model, and the message names the first parameter that differs.
         RedisAccError: as ``redisacc.Training`` and its ``steps``.
     """
 
@@ -188,7 +187,7 @@ class Optimizer(torch.optim.Optimizer):
         self._begin(model, options.get("redis"), is_local=local is not None)
 
     def _begin(self, model: torch.nn.Module, redis: object, *, is_local: bool) -> None:
-        """Gets the weights of a training that has begun, and watches gradients. Worker 0 begins a new one later."""
+        """Gets the weights of a run that has begun, and watches gradients. Worker 0 begins a new one later."""
         mean, inner, training = self._mean, self._inner, self.training
         training._begins, has_checkpoint = training.number == 0, _has_checkpoint(training)
         try:
@@ -239,11 +238,11 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def finished(self) -> bool:
-        """Whether the training is finished: ``until`` is reached, or a process has called ``finish``."""
+        """Whether the run is finished: ``until`` is reached, or a process has called ``finish``."""
         return self._progress.finished
 
     def _start(self, has_gradients: bool) -> None:
-        """Begins in the first pass that computes gradients: the weights that the model has by then are the training's.
+        """Begins in the first pass that computes gradients: the weights that the model has by then are the run's.
 
         Args:
             has_gradients: whether there are gradients already, because the pass has gone around the modules' calls.
@@ -299,9 +298,9 @@ class Optimizer(torch.optim.Optimizer):
         weight: float = 1.0,
         metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> Any:
-        """Sends what is left of the gradients, and returns with the next weights in the model.
+        """Sends the rest of the gradients, and returns with the next weights in the model.
 
-        Blocks until each of the other workers has sent its gradients of this step as well. A finished training is not
+        Blocks until each of the other workers has sent its gradients of this step as well. A finished run is not
         changed.
 
         If a gradient has changed since the backward pass sent it, for example by clipping or a second backward pass,
@@ -309,17 +308,17 @@ class Optimizer(torch.optim.Optimizer):
         ``grad``, but not of ``grad.data``: do not use the latter to change a gradient.
 
         Args:
-            closure: computes the loss and the gradients, as torch's optimizers take it. It is called once.
+            closure: computes the loss and the gradients, as for torch's optimizers. It is called once.
             weight: the share of this process in the mean, such as the number of its examples.
-            metrics: numbers that travel with the gradients, such as the loss, as for ``redisacc.Training.apply``. "lr"
-                is the learning rate.
+            metrics: numbers that are sent with the gradients, such as the loss, as for ``redisacc.Training.apply``.
+                "lr" is the learning rate.
 
         Returns:
-            What the closure returned, None without one.
+            The closure's return value; None without one.
 
         Raises:
-            InvalidArgumentError: a GradScaler scales the gradients; an option or the dtype of a parameter is another
-                one than when this was made; or another argument is invalid.
+            InvalidArgumentError: a GradScaler scales the gradients; an option or the dtype of a parameter has changed
+                since you wrapped the optimizer; or another argument is invalid.
             RedisAccError: as ``redisacc.Training.steps`` and ``apply``.
         """
         if hasattr(self, "found_inf"):
@@ -357,7 +356,7 @@ class Optimizer(torch.optim.Optimizer):
         """Ends this step without gradients of this process, and returns with the next weights in the model.
 
         Call it instead of ``step()`` for a batch that is to be left out. The others do not wait for this process, and
-        the mean is that of their gradients. If all processes skip, the weights stay, and the step counts.
+        the mean is over their gradients. If all processes skip, the weights stay, and the step counts.
 
         Raises:
             RedisAccError: as ``redisacc.Training.skip``.
@@ -374,7 +373,7 @@ class Optimizer(torch.optim.Optimizer):
         """Publishes the weights that the model of worker 0 has now as the next version, and writes it into the others.
 
         All processes have to call it, in the same step, instead of ``step()``. The optimizer's state stays. Gradients
-        that others have sent for this step are dropped. Blocks until the version is there.
+        that others have sent for this step are dropped. Blocks until that version is published.
 
         Raises:
             RedisAccError: as ``redisacc.Training.steps``.
@@ -402,10 +401,10 @@ class Optimizer(torch.optim.Optimizer):
         """Copies the buffers of worker 0, such as the statistics of BatchNorm, into the models of all processes.
 
         All processes have to call it after the same step, for example before they evaluate the model. Blocks until
-        worker 0 has called it. A process that is started again gets the buffers that were copied last.
+        worker 0 has called it. A restarted process gets the buffers that were copied last.
 
         Raises:
-            InvalidArgumentError: the training has not begun.
+            InvalidArgumentError: the run has not begun.
             RedisAccError: as ``redisacc.Parameters.publish`` and ``wait``.
         """
         if self._progress.at < 0:
@@ -454,9 +453,9 @@ class Optimizer(torch.optim.Optimizer):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulates gradients: in the ``with`` block, none of them leaves this process.
+        """Accumulates gradients: in the ``with`` block, they stay in this process.
 
-        Use it for all batches of a step but the last. The backward pass of that one sends the sums, as torch has them.
+        Use it for all batches of a step but the last. Its backward pass sends the accumulated sums.
         """
         self._gradients.holds += 1
         try:
@@ -467,13 +466,14 @@ class Optimizer(torch.optim.Optimizer):
     def clip_grad_norm_(self, max_norm: float) -> None:
         """Clips the mean gradient of this step, in ``step()``, as ``torch.nn.utils.clip_grad_norm_`` would.
 
-        Each process has to give the same norm. It takes the place of ``clip_norm`` in this step.
+        Give the same norm in each process. It replaces ``clip_norm`` in this step.
 
         Args:
             max_norm: the largest norm, above 0.
 
         Raises:
-            InvalidArgumentError: the norm is invalid; or the update is fused: give ``clip_norm`` when this is made.
+            InvalidArgumentError: the norm is invalid; or the update is fused: pass ``clip_norm`` when you wrap the
+                optimizer.
         """
         if self._mean is None:
             raise InvalidArgumentError(
@@ -482,24 +482,24 @@ class Optimizer(torch.optim.Optimizer):
         self._mean.clip_norm = positive(max_norm, "max_norm")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Resets the gradients, as torch's optimizers do. What was sent of a step that is left out is dropped."""
+        """Resets the gradients, as torch's optimizers do, and drops those that were sent without a ``step()``."""
         if not self._progress.finished:
             self._gradients.warn_if_new(self.training_step)
         self._gradients.abandon()
         super().zero_grad(set_to_none)
 
     def resume(self, scheduler: Any, *, steps: int | None = None) -> Any:
-        """Brings a new scheduler to the step of the training, and keeps it there.
+        """Brings a new scheduler to the step of the run, and keeps it there.
 
-        A process that is started again has a scheduler that begins at 0. This calls its ``step()`` as often as the
-        training has made steps; and later, if others make steps without this process, once for each of them. Without
-        it, the process would send the learning rate of an earlier step.
+        A restarted process has a scheduler that begins at 0. This calls its ``step()`` once for each step of the run so
+        far, and later once for each step that the others make without this process. Without it, the process would send
+        the learning rate of an earlier step.
 
         Args:
-            scheduler: a scheduler of torch, for this optimizer or the one inside, which the loop steps after each
+            scheduler: a torch scheduler, for this optimizer or the wrapped one, which your loop steps after each
                 ``step()``.
-            steps: how often it has to be stepped now, for one that the loop steps otherwise, such as once in an epoch:
-                it is not kept there. None means as often as the training has made steps.
+            steps: how often to step it now, for a scheduler that your loop steps at other times, such as once per
+                epoch; it is then not kept at the run's step. None means once for each step of the run.
 
         Returns:
             The scheduler.
@@ -520,19 +520,19 @@ class Optimizer(torch.optim.Optimizer):
     def sampler(self, data: Sized, batch_size: int, *, shuffle: bool = True, seed: int = 0) -> Sampler:
         """Returns a sampler that gives each process its share of the data, for a ``DataLoader``.
 
-        Which examples a process uses in a step depends on the step, the worker's number and these arguments alone. So
-        a restart neither loses nor repeats an example, as long as the number of workers stays. If it changes, the next
-        pass begins as if the training had always had this number, so an epoch may repeat or leave out examples.
+        The examples of a process in a step depend only on the step, the worker's number and these arguments. So a
+        restart neither loses nor repeats an example, as long as the number of workers stays the same. If it changes,
+        the next pass begins as if the run had always had the new number, so an epoch may repeat or leave out examples.
 
         Args:
             data: a dataset with a length.
             batch_size: how many examples this process uses in each step: the DataLoader's, times the number of
                 batches whose gradients are accumulated.
             shuffle: whether each epoch has an order of its own.
-            seed: what the orders depend on; the same in all processes.
+            seed: determines the orders; give the same in all processes.
 
         Returns:
-            The sampler. Pass k over it, from 0, yields what is left of epoch k.
+            The sampler. Pass k over it, from 0, yields the rest of epoch k.
 
         Raises:
             InvalidArgumentError: an argument is invalid, or this worker's number is too high to have a share.
@@ -550,7 +550,7 @@ class Optimizer(torch.optim.Optimizer):
         return self._sampler
 
     def total_steps(self, epochs: int) -> int:
-        """Returns how many steps whole epochs take with the sampler that was made last, for a scheduler or ``until``.
+        """Returns the number of steps in a number of epochs, with the latest sampler, for a scheduler or ``until``.
 
         Args:
             epochs: the number of epochs.
@@ -563,11 +563,11 @@ class Optimizer(torch.optim.Optimizer):
         return self._sampler.steps(epochs).start
 
     def finish(self) -> None:
-        """Ends the training for all processes: their next ``step()`` returns with the last weights."""
+        """Ends the run for all processes: their next ``step()`` returns with the last weights."""
         self.training.finish()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state in torch's format, so that the optimizer inside can load it. Blocks until it is fetched.
+        """Returns the state in torch's format, which the wrapped optimizer can load. Blocks until it is fetched.
 
         With ``LocalSteps``, it is the state of this process's optimizer.
         """
@@ -582,17 +582,17 @@ class Optimizer(torch.optim.Optimizer):
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Checks that the training has the state of a dict, or a later one, which is published and counts.
+        """Checks that the run has the state in a dict, or a later one. The run continues with its published state.
 
-        A process that is started again need not load anything. Before its first step, a new training loads the state,
-        and begins with worker 0's; with ``fused=False``, load it into the optimizer inside before it is wrapped. With
-        ``LocalSteps``, the optimizer of this process loads it.
+        A restarted process need not load anything. Before its first step, a new run loads the state, and begins with
+        worker 0's; with ``fused=False``, load it into the optimizer before you wrap it. With ``LocalSteps``, the
+        optimizer of this process loads it.
 
         Args:
-            state_dict: what ``state_dict`` has returned.
+            state_dict: a return value of ``state_dict``.
 
         Raises:
-            InvalidArgumentError: it has seen more updates than the training.
+            InvalidArgumentError: the state has seen more updates than the run.
         """
         if self._mean is None and (self._counterpart is None or self._progress.at < 0):
             self._inner.load_state_dict(state_dict)
@@ -613,7 +613,7 @@ class Optimizer(torch.optim.Optimizer):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuses: the parameters of a training cannot change.
+        """Refuses: the parameters of a run cannot change.
 
         Raises:
             InvalidArgumentError: always.
@@ -631,7 +631,7 @@ class Optimizer(torch.optim.Optimizer):
         )
 
     def close(self) -> None:
-        """Gives the leases back, so another process leads within a second. The training can be continued."""
+        """Gives the leases back, so another process leads within a second. The run can be continued."""
         self._hooks.remove()
         self._rest.close()
         if self._mean is not None:
@@ -647,7 +647,7 @@ class State(defaultdict[Any, Any]):
 
 
 def _has_checkpoint(training: Training) -> bool:
-    """Returns whether a training may continue with a checkpoint. Its folder was tried when it was opened."""
+    """Returns whether a run may continue with a checkpoint. Its folder was tried when it was opened."""
     wanted = training._options.checkpoint
     return wanted is not None and bool(
         Folder(place_of(wanted.folder), training.shared_name, keep=1, keep_every=None).stored()

@@ -20,7 +20,7 @@ class Rest:
     """The frozen parameters and the buffers of a model, which worker 0 publishes and the others copy.
 
     Args:
-        name: the name of the training.
+        name: the name of the run.
         redis: the way to the server.
         frozen: the frozen parameters, by name.
         buffers: the buffers, by name.
@@ -50,7 +50,7 @@ class Rest:
         return self._published
 
     def begin(self) -> None:
-        """Publishes what a new training begins with, in place of what an earlier one may have left."""
+        """Publishes what a new run begins with, in place of what an earlier one may have left."""
         if self:
             self._handle.delete()
             self.close()

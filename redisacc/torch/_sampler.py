@@ -1,4 +1,4 @@
-"""The order in which the processes of a training see their data: a function of the step and the worker's number."""
+"""The order in which the processes of a run see their data: a function of the step and the worker's number."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ AHEAD = 2
 
 
 class Progress:
-    """Where a process is in its training, and the schedulers that it keeps there.
+    """Where a process is in its run, and the schedulers that it keeps there.
 
     Attributes:
-        at: the step of the weights in the model; -1: they are not the training's yet.
+        at: the step of the weights in the model; -1: they are not the run's yet.
         jumped: how many steps this process has left out so far, because others made them without it.
-        finished: whether the training is finished.
+        finished: whether the run is finished.
         is_late: whether this process has made steps.
     """
 
@@ -51,7 +51,7 @@ class Progress:
                     scheduler.step()
 
     def keep(self, scheduler: Any, steps: int | None) -> None:
-        """Steps a scheduler as often as given, or brings it to the step of the training, and keeps it there."""
+        """Steps a scheduler as often as given, or brings it to the step of the run, and keeps it there."""
         for _ in range(self.step if steps is None else steps):
             scheduler.step()
         if steps is None:
@@ -61,11 +61,11 @@ class Progress:
 class Sampler(torch.utils.data.Sampler[int]):
     """Yields the indices of this process's examples, for a DataLoader: ``Optimizer.sampler`` returns one.
 
-    ``redisacc.data.Batches`` chooses the examples of a step, ``batch_size`` for each worker. So each example is
-    used once in an epoch, all batches are full, and all workers have as many.
+    ``redisacc.data.Batches`` chooses the examples of a step, ``batch_size`` for each worker. So each example is used
+    once per epoch, all batches are full, and all workers have the same number of batches.
 
-    Pass number k, from 0, yields what is left of epoch k: nothing if the training has passed it before this process
-    was started again. So a loop over epochs continues where the training is.
+    Pass number k, from 0, yields the rest of epoch k, which is empty if the run had finished that epoch before this
+    process restarted. So a loop over epochs continues where the run is.
 
     Args:
         size: the number of examples.
@@ -73,7 +73,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         number: the number of the worker.
         workers: the number of all workers.
         shuffle: whether each epoch has an order of its own.
-        seed: what the orders depend on, besides the number of the epoch.
+        seed: determines the orders, together with the number of the epoch.
         progress: where this process is. If it has made steps, epoch 0 is hardly the one that comes next.
     """
 

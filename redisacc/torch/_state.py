@@ -1,4 +1,4 @@
-"""The state of an optimizer, from torch's form to that of a training, and back."""
+"""The state of an optimizer, from torch's form to that of a run, and back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBER = "number"
 def state_of(
     optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], counterpart: optim.Optimizer
 ) -> dict[str, Any] | None:
-    """Returns the state of an optimizer of torch as a training begins with it; None if the optimizer is new.
+    """Returns the state of an optimizer of torch as a run begins with it; None if the optimizer is new.
 
     Args:
         optimizer: the optimizer.
@@ -64,7 +64,7 @@ def torch_state(
     Args:
         optimizer: the optimizer.
         tensors: its parameters, by name.
-        published: the state of the training.
+        published: the state of the run.
     """
     updates = int(published[UPDATES])
     slots = [slot for slot in published if slot not in (UPDATES, EMA)]
@@ -156,7 +156,7 @@ def check(tensors: Mapping[str, torch.Tensor], tree: Any, shared_name: str) -> N
     Args:
         tensors: the tensors, by name.
         tree: the values.
-        shared_name: the name of the training.
+        shared_name: the name of the run.
 
     Raises:
         InvalidArgumentError: the values are another model's.

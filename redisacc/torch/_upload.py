@@ -106,7 +106,7 @@ class Gradients:
     backward passes on the CPU are short, ``commit`` sends everything as well.
 
     Args:
-        training: the training.
+        training: the run.
         tensors: the parameters, by name.
         rows: the names of those whose gradients are rows.
         copy: begins to copy a gradient to host memory. None means on a stream for each GPU.

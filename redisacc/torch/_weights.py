@@ -1,4 +1,4 @@
-"""The parameters of a model that a training has, and what a program changes in them."""
+"""The parameters of a model that a run has, and what a program changes in them."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ class Changes:
 
 
 class Weights:
-    """The parameters of a model that a training has.
+    """The parameters of a model that a run has.
 
     Args:
-        shared_name: the name of the training.
+        shared_name: the name of the run.
         tensors: those that are trained, by name.
         frozen: the others of the optimizer.
         is_shared: whether all processes have the same weights, so that a program must not change them.
@@ -138,7 +138,7 @@ class Weights:
         """Checks before a step that the program has done nothing to the parameters that it must not.
 
         Args:
-            may_freeze: whether parameters may be frozen in the middle of a training.
+            may_freeze: whether parameters may be frozen in the middle of a run.
 
         Raises:
             InvalidArgumentError: it has. The message names the first parameter.

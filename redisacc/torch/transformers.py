@@ -25,7 +25,7 @@ logger = logging.getLogger("redisacc")
 
 
 class Shares(torch.utils.data.Sampler[int]):
-    """Yields this process's examples, epoch after epoch, until the training is finished.
+    """Yields this process's examples, epoch after epoch, until the run is finished.
 
     Args:
         optimizer: the optimizer.
@@ -46,7 +46,7 @@ class Shares(torch.utils.data.Sampler[int]):
 
 
 class Follow(TrainerCallback):  # type: ignore[misc]
-    """Lets a Trainer count the steps of the training, which a process that is started again has not made itself.
+    """Lets a Trainer count the steps of the run, which a process that is started again has not made itself.
 
     Args:
         optimizer: the optimizer.
@@ -66,15 +66,15 @@ class Follow(TrainerCallback):  # type: ignore[misc]
 
 
 def join(trainer: Trainer, shared_name: str, *, workers: int | None = None, **options: Any) -> Optimizer:
-    """Has a Trainer make its steps together with the other processes that call this.
+    """Makes the steps of a Trainer together with those of the other processes that call this.
 
     The optimizer that the Trainer makes is wrapped in a ``redisacc.torch.Optimizer``, and each process gets its share
     of the data. ``max_grad_norm`` limits the mean gradient, and the schedule follows the steps of all. ``max_steps``,
-    or ``num_train_epochs`` of the whole dataset, says how long the training is; a step uses
+    or ``num_train_epochs`` of the whole dataset, determines the length of the run; a step uses
     ``per_device_train_batch_size`` times ``gradient_accumulation_steps`` examples of each process. The Trainer counts
     all of it as one epoch, so evaluate after a number of steps. Only worker 0 saves.
 
-    Call it after the Trainer is made, and before ``train()``. Blocks as ``redisacc.torch.Optimizer`` does.
+    Call it after you have made the Trainer, and before ``train()``. Blocks as ``redisacc.torch.Optimizer`` does.
 
     Example:
         ::
@@ -84,10 +84,10 @@ def join(trainer: Trainer, shared_name: str, *, workers: int | None = None, **op
             trainer.train()
 
     Args:
-        trainer: the Trainer. Its dataset has a length.
-        shared_name: the name of the training.
+        trainer: the Trainer. Its dataset must have a length.
+        shared_name: the name of the run.
         workers: the number of processes, as for ``redisacc.torch.Optimizer``.
-        options: further ones of ``redisacc.torch.Optimizer``.
+        options: further arguments of ``redisacc.torch.Optimizer``.
 
     Returns:
         The optimizer.

@@ -58,7 +58,7 @@ def test_it_does_not_go_back(cli, cli_json, client, save, tmp_path):
     assert (found.exit_code, found.stdout) == (1, "")
     said = " ".join(found.stderr.split())
     assert "step 9 is published, which is later than step 3" in said
-    assert "To go back, give --force, which deletes the training first" in said
+    assert "To go back, give --force, which deletes the run first" in said
     found = cli("restore", "w", other)
     assert (found.exit_code, "is published already" in found.stderr.replace("\n", " ")) == (1, True)
     assert cli_json("restore", "w", old, "--force") == {"before": 9, "step": 3}

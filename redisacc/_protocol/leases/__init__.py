@@ -1,1 +1,1 @@
-"""Leases: of the chief and the workers of a training, and of private accumulators."""
+"""Leases: of the chief and the workers of a run, and of private accumulators."""

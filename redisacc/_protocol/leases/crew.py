@@ -1,4 +1,4 @@
-"""The crew of a training: the chief and the workers, each with a lease that it extends for as long as it lives."""
+"""The crew of a run: the chief and the workers, each with a lease that it extends for as long as it lives."""
 
 from __future__ import annotations
 
@@ -369,8 +369,8 @@ class Lease:
     def renew(self) -> None:
         """Tries to extend the lease, and raises nothing.
 
-        If the server has lost it, it is taken again in the training that is restored. If it was deleted with its
-        training, it is over: another training of this name may have begun, to which this process does not belong.
+        If the server has lost it, it is taken again in the run that is restored. If it was deleted with its
+        training, it is over: another run of this name may have begun, to which this process does not belong.
         """
         try:
             try:

@@ -27,10 +27,10 @@ def forget_worker(transport: Transport, keys: Keys, incarnation: str, worker: st
         worker: the name of the worker.
 
     Returns:
-        Whether the worker was known, or had a lease in a training that has run out.
+        Whether the worker was known, or had a lease in a run that has run out.
 
     Raises:
-        ConflictError: it is a worker of a training, and its lease has not run out. Nothing was changed.
+        ConflictError: it is a worker of a run, and its lease has not run out. Nothing was changed.
         NotFoundError: the accumulator was deleted.
         CorruptDataError: something under its keys is not as redisacc writes it.
     """

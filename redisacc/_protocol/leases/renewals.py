@@ -1,4 +1,4 @@
-"""Renews the leases that this process holds: of its private accumulators, and as a chief or worker of a training.
+"""Renews the leases that this process holds: of its private accumulators, and as a chief or worker of a run.
 
 There is one thread for each transport, so that a server which does not answer delays no lease on another server. The
 thread runs while there are leases.

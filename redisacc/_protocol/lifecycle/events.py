@@ -48,7 +48,7 @@ class Event:
         kind: "applied", "stale", "repeated" (the round had a gradient of this worker), "waiting" (a taker joined the
             queue), "left" (a taker left it), "taken", "recovered", "set" or "lowered" (the step was set), "quorum"
             (the quorum was changed), "deleted"; or "missed": events may be missing here, because the connection was
-            lost and is back, or because the reader was slow.
+            lost and restored, or because the reader was slow.
         global_step: the step after the event; None if the event does not say.
         num_accumulated: the number of gradients in the round after it; None if the event does not say.
         who: the name of the worker or taker; None if the event does not say.
@@ -112,8 +112,8 @@ class Events(Closing):
     Args:
         transport: the way to the server.
         keys: the keys of the accumulator.
-        incarnation: which accumulator of that name. Once it is gone, the last event is "deleted", even if the server's
-            message about it was lost.
+        incarnation: which accumulator of that name. Once it is deleted, the last event is "deleted", even if the
+            server's message about it was lost.
         timeout: the iterator ends after this many seconds without an event; None means never.
         lifetime: of a handle. The iterator ends when the handle is closed; None means it belongs to no handle.
         owner: the handle. The iterator keeps it alive, because a private accumulator is deleted with its handle.

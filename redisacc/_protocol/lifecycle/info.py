@@ -88,17 +88,17 @@ class AccumulatorInfo(RecordValues):
             of the accumulator itself.
         attempts: how many gradients are being written to partitions, or have parts there that are still to be removed;
             at most 1000, also if there are more.
-        quorum: what a take waits for that passes no ``num_required``.
+        quorum: the quorum of a take without ``num_required``.
         workers: the contributors to the current round: worker's name → number of its gradients.
         waiting: takers in the queue, in order of arrival.
         unacknowledged: rounds that were granted and are not yet acknowledged, oldest first.
         created_at: when it was created, by the server's clock.
-        known_workers: all workers that have sent a gradient, and those that have a lease in the training of this name,
+        known_workers: all workers that have sent a gradient, and those that have a lease in the run of this name,
             by name. A worker that has been idle for an hour may have been forgotten.
         last_activity: when the last request arrived that counted a gradient, set the step or was granted a round.
         metrics: the mean of each metric of the gradients of the latest round that had any, as in ``Round.metrics``;
             empty if none had. A round is known here once it has been acknowledged.
-        chief: the name of the process that leads the training of this name, "host:pid"; "" if none does.
+        chief: the name of the process that leads the run of this name, "host:pid"; "" if none does.
         reducer: the reducer that works on it, or those that work on its partitions; None means none does.
         read_at: the time of the server's clock when all this was read.
     """
@@ -144,7 +144,7 @@ class AccumulatorInfo(RecordValues):
     def gone(self) -> list[WorkerInfo]:
         """Workers without a gradient in the current round that are not worth waiting for.
 
-        The lease of a worker of a training has ended, or was given back. A worker without a lease was last seen 10
+        The lease of a worker of a run has ended, or was given back. A worker without a lease was last seen 10
         minutes ago or longer. `redisacc set --forget` removes one from the list at once; the server forgets workers
         that were not seen for an hour, a few whenever another one sends its first gradient.
         """

@@ -18,7 +18,7 @@ def announce_workers(transport: Transport, keys: ParameterKeys, workers: int, un
         transport: the way to the server.
         keys: the keys of the parameters.
         workers: the number of workers.
-        until: the step with which the training ends, for people; None if nobody knows.
+        until: the step with which the run ends, for people; None if nobody knows.
 
     Raises:
         NotFoundError: the parameters were deleted.
@@ -57,7 +57,7 @@ def parse_workers(keys: ParameterKeys, text: bytes | None) -> int | None:
 
 
 def parse_until(keys: ParameterKeys, text: bytes | None) -> int | None:
-    """Returns the step with which a training ends; None if nobody knows.
+    """Returns the step with which a run ends; None if nobody knows.
 
     Raises:
         CorruptDataError: redisacc did not write it.

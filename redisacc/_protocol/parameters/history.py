@@ -1,4 +1,4 @@
-"""Reads the history of a training."""
+"""Reads the history of a run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MOST = 2000
 
 
 def read_history(transport: Transport, keys: ParameterKeys) -> list[PastStep]:
-    """Returns the steps in the history of a training, the first one first.
+    """Returns the steps in the history of a run, the first one first.
 
     Args:
         transport: the way to the server.
         keys: the keys of the parameters.
 
     Raises:
-        CorruptDataError: Redis holds what redisacc did not write.
+        CorruptDataError: Redis holds data that redisacc did not write.
     """
     low, found = "-inf", list[bytes]()
     latest = created = None

@@ -24,9 +24,9 @@ class ParametersInfo:
         incarnation: a random id that they got with their first version.
         step: the step of the latest version.
         finished: whether its publisher declared it the last one.
-        workers: among how many workers the chief of a training says that they share the data; None without a chief.
-        until: the step with which the chief of a training will end it, as far as it was told; None if it was not.
-        latest: the latest step of a training whose gradients had metrics; None if none had.
+        workers: among how many workers the chief of a run says that they share the data; None without a chief.
+        until: the step with which the chief of a run will end it, as far as it was told; None if it was not.
+        latest: the latest step of a run whose gradients had metrics; None if none had.
         leaves: the number of arrays in their tree.
         nbytes: the total size of these arrays in bytes.
         encoding: how elements of float32 are stored: "float32" or "bfloat16".

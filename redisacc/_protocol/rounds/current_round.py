@@ -134,7 +134,7 @@ def read_round(
         reduce: makes the gradient from the sum and the divisor of a mean.
 
     Raises:
-        WaitTimeoutError: gradients kept arriving for 30 seconds and disturbed every attempt.
+        WaitTimeoutError: gradients kept arriving for 30 seconds and interrupted every attempt.
         DataLossError: a node of the partitions has lost a part of a gradient.
         CorruptDataError: the pieces do not fit together, although nothing changed meanwhile.
     """

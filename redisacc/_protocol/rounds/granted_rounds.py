@@ -45,7 +45,7 @@ class EndedRound:
         token: the id of the take; "": it is known that there is no such round.
         gradients: its buffered gradients.
         items: what the scripts remove or list: the keys of its parts; in partitions, the attempts that wrote them.
-        past: what ``publish`` adds to the history of a training, as ``history_text`` makes it; "": nothing.
+        past: what ``publish`` adds to the history of a run, as ``history_text`` makes it; "": nothing.
         has_ended: whether ``publish`` has ended it, as far as this process knows.
     """
 

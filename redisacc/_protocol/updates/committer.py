@@ -121,7 +121,7 @@ class _Update:
 
 
 class Committer:
-    """Makes versions of the parameters of one training out of the rounds of its accumulator.
+    """Makes versions of the parameters of one run out of the rounds of its accumulator.
 
     Args:
         taker: takes the rounds of its accumulator.

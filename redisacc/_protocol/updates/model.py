@@ -1,4 +1,4 @@
-"""What an update has to know of a training, and how it computes a part."""
+"""What an update has to know of a run, and how it computes a part."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def check_leaves(schema: Schema, optimizer: Optimizer) -> None:
 
 @dataclass(frozen=True)
 class UpdateModel:
-    """The leaves of a training, how they are cut, and the optimizer.
+    """The leaves of a run, how they are cut, and the optimizer.
 
     Attributes:
         schema: the leaves: float32 or float64.
@@ -103,7 +103,7 @@ class UpdateModel:
         encoding: str,
         tables: tuple[int, ...] = (),
     ) -> UpdateModel:
-        """Returns the model of a training whose parts are cut as its gradients are.
+        """Returns the model of a run whose parts are cut as its gradients are.
 
         Raises:
             InvalidArgumentError: the optimizer cannot update a leaf, or has a pattern of paths that matches no leaf.

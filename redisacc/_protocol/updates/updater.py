@@ -35,7 +35,7 @@ SQUARES_MS = 60_000
 
 
 class PartUpdater:
-    """Updates the parts of a training that one reducer adds up. One thread works; another one listens.
+    """Updates the parts of a run that one reducer adds up. One thread works; another one listens.
 
     Args:
         transport: the way to the nodes.

@@ -96,7 +96,7 @@ def read_rows(transport: Transport, keys: Keys, path: str | None = None) -> Rows
     Raises:
         NotFoundError: there is no such accumulator.
         InvalidArgumentError: it has no such leaf, or a path is missing or surplus.
-        WaitTimeoutError: gradients kept arriving for 30 seconds and disturbed every attempt.
+        WaitTimeoutError: gradients kept arriving for 30 seconds and interrupted every attempt.
     """
     record = Record(keys, transport.call(*Record.command(keys)))
     if record.incarnation.startswith(DELETING):

@@ -23,12 +23,12 @@ COMMANDS = {
     "completion": ("completion", ""),
     "demo": ("demo", ""),
     "doctor": ("doctor", "Check a server and suggest changes; remove garbage."),
-    "finish": ("changes", "End a training: all its loops end after the same step."),
+    "finish": ("changes", "End a run: all its loops end after the same step."),
     "ls": ("show", "List accumulators and parameters."),
     "reduce": ("server", "Add up large gradients next to the server."),
     "restore": ("checkpoints", "Publish the parameters in a checkpoint."),
     "rm": ("changes", "Delete accumulators and parameters."),
-    "run": ("run", "Run the processes of a training, and restart them."),
+    "run": ("run", "Start the processes of a run, and restart them."),
     "serve": ("serve", "Serve a live page, and metrics for Prometheus."),
     "server": ("server", "Run a Redis or Valkey server on this machine."),
     "set": ("changes", "Change what a step waits for, the step, or who is expected."),
@@ -92,5 +92,5 @@ class _Commands(click.Group):
 def main() -> None:
     """Data-parallel training over Redis: gradients of arrays or whole models, parameters, and runs of processes.
 
-    `redisacc run` starts a training, `redisacc watch` and `redisacc show` look into it.
+    `redisacc run` starts a training run; `redisacc watch` and `redisacc show` look into it.
     """

@@ -64,10 +64,10 @@ def acl(
       redisacc acl worker 'train-*' --user w1 | redis-cli
       redis-cli ACL SETUSER w1 '>its password'
 
-    With --load, nothing is printed: the rules are set on the server, and the scripts of this version of redisacc are
-    loaded; in a cluster, on every master. Without ROLE, only the scripts are. Users without --eval may run scripts but
-    not load them. So run this again after a restart, after SCRIPT FLUSH, when a replica is promoted and when a master
-    is added, because the scripts are not there then:
+    With --load, the command prints nothing: it sets the rules on the server, and loads the scripts of this version of
+    redisacc; in a cluster, on every master. Without ROLE, it only loads the scripts. Users without --eval may run
+    scripts but not load them. So run this again after a restart, after SCRIPT FLUSH, when a replica is promoted and
+    when a master is added, because the scripts are missing then:
 
     \b
       redisacc acl --load

@@ -1,4 +1,4 @@
-"""The commands that change a training: `redisacc set`, `redisacc finish` and `redisacc rm`."""
+"""The commands that change a run: `redisacc set`, `redisacc finish` and `redisacc rm`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def set(  # noqa: A001 - named as the command
     """Change how many gradients a step waits for, and how long; set the step; or forget a worker.
 
     least is how many gradients a step needs, grace for how many seconds it then waits for more, and most how many end
-    the grace. Numbers that you leave out stay as they are; an empty value, or none, removes one. A chief that is
+    the grace. Numbers that you leave out stay as they are; an empty value, or none, removes a number. A chief that is
     waiting follows at once, and so does any other take without its own numbers. For example, if a machine will not
     return, lower least, and the run continues:
 
@@ -156,7 +156,7 @@ def _forget(transport: Transport, keys: Keys, worker: str, *, as_json: bool) -> 
 @command()
 @name_argument
 def finish(*, name: str, url: str | None, as_json: bool) -> None:
-    """End a training run: the loops of all its processes end after the same step, within a second.
+    """End a training run: the loops of all processes end after the same step, within a second.
 
     Nothing is lost: a round that is complete still counts, and the parameters stay. If you start the program again, it
     continues up to its last step.
@@ -197,8 +197,8 @@ def rm(
 ) -> None:
     """Delete accumulators and parameters, and everything in them, for every process.
 
-    Both go if they have the same name. Handles on them raise errors from then on. If one of the names does not exist,
-    nothing is deleted.
+    If an accumulator and parameters have the same name, both are deleted. Handles on them raise errors from then on. If
+    one of the names does not exist, nothing is deleted.
 
     \b
       redisacc rm embeddings

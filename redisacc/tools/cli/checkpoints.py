@@ -35,9 +35,9 @@ __all__ = ["checkpoint", "restore"]
 def checkpoint(*, name: str, file: str, url: str | None, as_json: bool) -> None:
     """Write the published parameters, the chief's state and the step into FILE.
 
-    The training may run meanwhile. FILE has the format of safetensors; it is replaced if it exists, and after a crash
-    it is either the old one or the new one. It may be an address that fsspec knows, such as s3://bucket/file.
-    `redisacc restore` publishes it again.
+    The run may continue meanwhile. FILE is in the format of safetensors. An existing file is replaced; after a crash,
+    it is either the old one or the new one. It may be an address that fsspec knows, such as s3://bucket/file. `redisacc
+    restore` publishes it again.
 
     \b
       redisacc checkpoint mnist mnist-final.safetensors
@@ -56,7 +56,7 @@ def checkpoint(*, name: str, file: str, url: str | None, as_json: bool) -> None:
 @command()
 @name_argument
 @click.argument("file", type=NonEmptyPath(str))
-@click.option("--force", is_flag=True, help="Go back behind what is published: delete the training first.")
+@click.option("--force", is_flag=True, help="Go back to an earlier step: delete the run first.")
 def restore(*, name: str, file: str, force: bool, url: str | None, as_json: bool) -> None:
     """Publish the parameters, the state and the step in FILE, so that a chief continues from them.
 
@@ -103,7 +103,7 @@ def _publish(
         except ConflictError as error:
             reason = str(error)
         if before is not None and not force:
-            fail(f"{reason}. To go back, give --force, which deletes the training first")
+            fail(f"{reason}. To go back, give --force, which deletes the run first")
         incarnation = transport.call("HGET", keys.record, "incarnation")
         if incarnation is not None:
             delete(transport, keys, incarnation.decode("ascii", "replace"))

@@ -34,18 +34,19 @@ def doctor(*, name: str | None, fix: bool, dry_run: bool, url: str | None, yes: 
 
     The checks are version, role, eviction, memory, persistence, access, Lua, clock, latency, reducers and a trial. The
     trial applies and takes a small gradient in a private accumulator and then removes it. In a cluster, every master is
-    checked, and the coverage of the slots, the replicas, slots that are being moved, and how evenly partitions lie.
+    checked, and the coverage of the slots, the replicas, slots that are being moved, and how evenly partitions are
+    spread.
 
-    Exit code 1 means that something marked BAD must be changed. Checks that the server's access rules deny to this user
-    are no reason for it.
+    Exit code 1 means that something marked BAD must be changed. Checks that the access rules deny to this user do not
+    count.
 
     With --fix, the command checks nothing, but removes the garbage of all accumulators, or of NAME: it shows what it
     would remove, and asks. Garbage is an interrupted deletion, a part that no round refers to, an object that no
     parameters refer to, data of a round that is not listed, a key or a name without a record. With partitions, it is
     also a part in a partition that no gradient and no parameters refer to, and an attempt to store something there that
-    is over. Normally there is none. Live data is safe: the script that removes a key checks again that nothing uses it,
-    and keys out of reach of scripts are only removed if nothing can refer to them again. A round that was taken but not
-    acknowledged is not garbage; use `redisacc take --recover`. With --json, nothing is removed without --yes.
+    has ended. Normally there is none. Live data is safe: the script that removes a key checks again that nothing uses
+    it, and keys out of reach of scripts are only removed if nothing can refer to them again. A round that was taken but
+    not acknowledged is not garbage; use `redisacc take --recover`. With --json, nothing is removed without --yes.
 
     \b
       redisacc doctor

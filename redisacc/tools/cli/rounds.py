@@ -76,10 +76,10 @@ def take(
     "indices", "values" and "shape". A tree is written to an .npz: a dense leaf under its path, a sparse leaf as
     "PATH/indices", "PATH/values" and "PATH/shape"; a leaf without a gradient is left out. bfloat16 is written as
     float32. The round is acknowledged once the file is safely written; if that fails, --recover gets the round. If
-    another process recovers the round meanwhile, the command fails with exit code 1, and the file that it has written
-    must not be used. With --grace, the take waits for more gradients, until there are --most, or S seconds have passed
-    since there were NUM_REQUIRED. With --min-weight, NUM_REQUIRED may be left out; if both are given, both are needed.
-    Exit code 4 means that too few gradients arrived in time.
+    another process recovers the round meanwhile, the command fails with exit code 1, and do not use the file that it
+    has written. With --grace, the take waits for more gradients, until there are --most, or S seconds have passed since
+    there were NUM_REQUIRED. With --min-weight, NUM_REQUIRED may be left out; if both are given, both are needed. Exit
+    code 4 means that too few gradients arrived in time.
 
     With --recover, the command does not wait. It lists the rounds that were taken but not acknowledged because their
     taker was killed. With --output, it writes one to a file and then acknowledges it; with --discard, it discards one.
@@ -265,7 +265,7 @@ def _metrics_of(_context: click.Context, _option: click.Parameter, given: tuple[
 @click.option(
     "--encoding",
     type=click.Choice(get_args(Encoding)),
-    help="How elements of float32 travel, and are stored until they are added.  [default: float32]",
+    help="How float32 elements are sent, and stored until they are added.  [default: float32]",
 )
 def apply(
     *, name: str, file: str, local_step: int | None, worker: str | None, url: str | None, as_json: bool, **options: Any

@@ -58,7 +58,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     "--chief",
     "with_chief",
     is_flag=True,
-    help="Start a chief too, for a program that uses Chief and Worker. One with a Training needs none.",
+    help="Start a chief too, for a program that uses Chief and Worker. A program with a Training needs none.",
 )
 @click.option(
     "--first-worker",
@@ -111,7 +111,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     default=PERMANENT,
     show_default=True,
     metavar="CODE",
-    help="Exit code by which a program says that it would fail again: the run ends at once. May be repeated.",
+    help="Exit code of a program that would fail again: the run ends at once. May be repeated.",
 )
 @click.option(
     "--grace",
@@ -286,7 +286,7 @@ def _run_alone(
     *,
     keeps_data: bool,
 ) -> int:
-    """Runs the processes of a training on one machine. Returns the exit code."""
+    """Runs the processes of a run on one machine. Returns the exit code."""
     if server is None:
         # Now, rather than as a traceback of every process.
         transport_of(url)
@@ -300,7 +300,7 @@ def _run_alone(
 
 
 def _run_with_others(options: HostOptions, url: str | None, new_run: Callable[..., Run]) -> int:
-    """Runs this host's processes of a training on several hosts. Returns the exit code."""
+    """Runs this host's processes of a run on several hosts. Returns the exit code."""
     terms = options.terms
 
     def say(text: str) -> None:

@@ -86,8 +86,8 @@ def server(
 ) -> None:
     """Run a Redis or Valkey server for accumulators in the foreground.
 
-    The server listens on this machine only and never evicts data. Ctrl-C or SIGTERM stops it. Started again with the
-    same directory, with or without --durable, it continues with the same data.
+    The server listens on this machine only and never evicts data. Ctrl-C or SIGTERM stops it. If you start it again
+    with the same directory, with or without --durable, it continues with the same data.
 
     It saves a snapshot a minute after a change, and when it is stopped. If the server or the machine crashes, what
     changed since the last snapshot is lost. With --durable, that is at most about two seconds.

@@ -48,9 +48,9 @@ _LEAVES, _ELEMENTS = 20, 8
 def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
     """List accumulators and parameters.
 
-    PATTERN is a glob as Redis understands it, for example 'demo-*'; without it, all are listed. "+1" behind the DTYPE
-    of a tree means that its leaves have one more dtype. WAITING is the number of gradients that the first waiting taker
-    requires, and "+1" behind it means that one more taker is waiting. BYTES is the memory in Redis, including rounds
+    PATTERN is a glob as Redis understands it, for example 'demo-*'; without it, all are listed. "+1" after the DTYPE of
+    a tree means that its leaves have one more dtype. WAITING is the number of gradients that the first waiting taker
+    requires, and "+1" after it means that one more taker is waiting. BYTES is the memory in Redis, including rounds
     that were taken but not acknowledged.
     """
     transport = transport_of(url)

@@ -68,7 +68,7 @@ def watch(
 
     With --events, each line is an event of one accumulator, until it is deleted; with --json, each line is an object.
     Times are this machine's. The event "missed" means that events may be missing, because the connection was lost and
-    is back.
+    restored.
 
     \b
       redisacc watch 'train-*'

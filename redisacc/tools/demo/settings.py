@@ -1,4 +1,4 @@
-"""What a training consists of: the options of the demo's programs."""
+"""What a run consists of: the options of the demo's programs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _setting(default: Any, kind: object, text: str) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a training, the same for all of its processes."""
+    """The settings of a run, the same for all of its processes."""
 
     workers: int = _setting(4, click.IntRange(1, 256), "Number of workers.")
     steps: int = _setting(688, click.IntRange(1, 2**31), "Number of steps.")

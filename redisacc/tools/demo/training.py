@@ -64,7 +64,7 @@ def work(name: str, settings: Settings, corpus: Corpus) -> None:
 
 
 def check_fingerprint(parameters: Tree, start: Tree, name: str) -> None:
-    """Checks that published parameters are those of the training that this process means."""
+    """Checks that published parameters are those of the run that this process means."""
     if not np.array_equal(parameters["fingerprint"], start["fingerprint"]):
         raise DemoError(
             f"{name} trains another text or has other settings: give all processes the same options, and the same "
@@ -126,12 +126,12 @@ def largest_difference(ours: Tree, theirs: Tree) -> float:
 
 
 def tolerance_for(settings: Settings) -> float:
-    """Returns the largest difference of a parameter between two equal trainings that counts as rounding.
+    """Returns the largest difference of a parameter between two equal runs that counts as rounding.
 
     Through Redis, the gradients arrive in another order each time, and float32 addition rounds. Measured with the
-    defaults: trainings that differ only in the order of addition end 1e-5 to 2e-5 apart, while one gradient of one
+    defaults: runs that differ only in the order of addition end 1e-5 to 2e-5 apart, while one gradient of one
     worker that is lost in the first, the middle or the last step moves a parameter by 8e-2 or more. The bound, 1e-3
-    there, is proportional to the rate, as every change of a parameter is, and in longer trainings to the steps.
+    there, is proportional to the rate, as every change of a parameter is, and in longer runs to the steps.
     """
     return settings.rate / 150 * max(1.0, settings.steps / 1000)
 
@@ -155,7 +155,7 @@ def judge(losses: Array, difference: float, tolerance: float) -> None:
 @click.argument("name", default="demo")
 @training_options
 def main(*, name: str, settings: Settings, corpus: Corpus, **_: object) -> None:
-    """Be the chief or a worker of the training NAME, as the environment says, or else check its result."""
+    """Be the chief or a worker of the run NAME, as the environment says, or else check its result."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     # At the end of a block, a chief or worker gives its lease back; by default, SIGTERM would end it before that.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

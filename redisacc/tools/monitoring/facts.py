@@ -119,7 +119,7 @@ def requirement_text(waiting: WaitingTaker) -> str:
 
 
 def training_text(info: AccumulatorInfo, parameters: ParametersInfo | None, seconds: float | None) -> str:
-    """Returns a line about metrics, and about a training; "" if there is nothing to say."""
+    """Returns a line about metrics, and about a run; "" if there is nothing to say."""
     words = [metrics_text(info.metrics, _NAMED_IN_LINE)]
     if parameters is not None and parameters.finished:
         words.append("finished")

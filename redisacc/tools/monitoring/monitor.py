@@ -86,12 +86,12 @@ class View:
 
     @property
     def is_over(self) -> bool:
-        """Whether its training is finished: workers leave it, and nobody waits for them."""
+        """Whether its run is finished: workers leave it, and nobody waits for them."""
         return self.parameters is not None and self.parameters.finished
 
     @property
     def awaited(self) -> list[WorkerInfo]:
-        """The late and gone workers that hold up the first waiting taker; none if the training is finished."""
+        """The late and gone workers that hold up the first waiting taker; none if the run is finished."""
         info = self.info
         if self.is_over or not info.waiting or info.num_accumulated >= info.waiting[0].num_required:
             return []
@@ -99,7 +99,7 @@ class View:
 
     @property
     def step_seconds(self) -> float | None:
-        """How long a step of the training takes, in seconds: the mean of the latest ones; None means it is unknown."""
+        """How long a step of the run takes, in seconds: the mean of the latest ones; None means it is unknown."""
         if len(self.published) > 1:
             (first, low), (last, high) = self.published[0], self.published[-1]
             return max(last - first, 0.0) / (high - low)
@@ -234,7 +234,7 @@ class Collector:
 def curves(steps: Sequence[PastStep], names: Sequence[str], most: int) -> tuple[list[int], list[list[float | None]]]:
     """Returns the curves of metrics, and of the time of a step, with few points, each the mean of some steps.
 
-    The boundaries between points depend on the steps alone, so that points do not move as the training continues.
+    The boundaries between points depend on the steps alone, so that points do not move as the run continues.
 
     Args:
         steps: the steps, the first one first.
@@ -277,7 +277,7 @@ class Monitor(Collector):
     Attributes:
         views, problems: as for ``Collector``.
         figures: accumulator's name → what is known of its rounds, as of the latest refresh.
-        histories: accumulator's name → the steps of its training, of those that were ever read first.
+        histories: accumulator's name → the steps of its run, of those that were ever read first.
         nodes: the server, or the masters of a cluster, as of the latest refresh.
         lock: for the threads that share it.
     """

@@ -193,7 +193,7 @@ _OPTIONS = (
     click.option(
         "--meet",
         metavar="HOST:PORT",
-        help="Where the hosts meet: the address of one of them, and a port that is free there.",
+        help="Where the hosts meet: the address of one of them, and a port that is free on it.",
     ),
     click.option(
         "--replicas",
@@ -206,12 +206,12 @@ _OPTIONS = (
     click.option(
         "--join",
         is_flag=True,
-        help="With --hosts: take the place of a missing host; if none is missing, bring more workers.",
+        help="With --hosts: take the place of a missing host, or else bring more workers.",
     ),
     click.option(
         "--host-name",
         metavar="NAME",
-        help="With --hosts: the name under which this host has its place.  [default: its hostname]",
+        help="With --hosts: the name under which this host keeps its place.  [default: its hostname]",
     ),
     click.option(
         "--address",

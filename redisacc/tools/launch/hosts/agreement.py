@@ -126,12 +126,12 @@ class Host(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """What the hosts know about the training, once all have come.
+    """What the hosts know about the run, once all have come.
 
     Attributes:
         training: a random id.
         version: grows with each change, from 1.
-        phase: how far the training is.
+        phase: how far the run is.
         terms: what every command says.
         members: the hosts that have a node, by their number.
         guests: the names of hosts that have joined with workers only. Their numbers follow.
@@ -226,7 +226,7 @@ def read_agreement(fields: Mapping[bytes, bytes]) -> Agreement | None:
 
 
 def begin(hosts: Mapping[str, Host], terms: Terms) -> Agreement | None:
-    """Returns the agreement of a training whose hosts have all come; None if some have not.
+    """Returns the agreement of a run whose hosts have all come; None if some have not.
 
     Args:
         hosts: what each host that is alive says about itself, by its name.

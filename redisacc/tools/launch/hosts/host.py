@@ -1,4 +1,4 @@
-"""The life of this host in a training, from its coming to its end."""
+"""The life of this host in a run, from its coming to its end."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class HostOptions:
         address: its IP address. None means the one by which it reaches the meeting point.
         node_port: the port of its node; that of its replica is the next one.
         joins: whether it takes the place of a host that is gone, or comes as a guest.
-        password: what every server of the training asks for.
+        password: what every server of the run asks for.
         tls: the files for TLS.
         directory: where its nodes keep their data. None means in temporary directories.
         durable: whether its nodes write every change to disk.
@@ -90,7 +90,7 @@ class HostOptions:
 
 
 class ThisHost:
-    """This host in a training of several. Use it in a ``with`` block, which ends its servers.
+    """This host in a run of several. Use it in a ``with`` block, which ends its servers.
 
     Args:
         options: what the command says.

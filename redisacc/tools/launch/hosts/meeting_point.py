@@ -1,4 +1,4 @@
-"""The meeting point: a server on the meeting host, with a lease for each host, and one hash about the training.
+"""The meeting point: a server on the meeting host, with a lease for each host, and one hash about the run.
 
 | key | holds |
 | --- | --- |
