@@ -54,7 +54,7 @@ class Durations:
         sum_patience: a take waits for the parts of a sum that are missing when its round is granted, all together.
         last_events: the last events of a deleted accumulator may still be on their way to its readers.
         kept: a reducer keeps parameters whose accumulator is gone: a chief that is started again may ask for them.
-        ending: an embedded server has this long between SIGTERM and SIGKILL. It starts again while its snapshot grows.
+        ending: an embedded server has this long between SIGTERM and SIGKILL. It restarts while its snapshot grows.
         closing: a chief that is closed waits for a checkpoint that is being written.
         idle: a reducer leaves an accumulator without messages if others call.
         lease: a chief, or a worker, keeps its place without a sign of life.

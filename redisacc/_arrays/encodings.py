@@ -260,7 +260,7 @@ def _check_finite(section: Section, number: int, name_of: NameOf) -> None:
     if found is not None:
         raise InvalidArgumentError(
             f"{name_of(number, found[0])} must be finite for encoding='int8', but holds {found[1]}: nothing was sent. "
-            "encoding='bfloat16' carries NaN and infinities"
+            "encoding='bfloat16' keeps NaN and infinities"
         )
 
 

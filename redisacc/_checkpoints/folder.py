@@ -200,7 +200,7 @@ class Folder:
             try:
                 found = one.read()
                 if found.name != self._name:
-                    raise CorruptDataError(f"it is of the training {shown(found.name)}")
+                    raise CorruptDataError(f"it belongs to the run {shown(found.name)}")
                 self._look_at(one.path).is_whole = True
             except (CorruptDataError, OSError) as error:
                 if interrupt_in(error) is not None:
@@ -218,9 +218,9 @@ class Folder:
         for file, owner in owners.items():
             if owner not in (None, self._name):
                 raise InvalidArgumentError(
-                    f"the folder {self.path} cannot have the checkpoints of the training {shown(self._name)}: its "
-                    f"{file} is of the training {shown(owner)}. Give each training a folder of its own. To begin with "
-                    "a checkpoint of another training, publish it with `redisacc restore`"
+                    f"the folder {self.path} cannot hold the checkpoints of the run {shown(self._name)}: its "
+                    f"{file} belongs to the run {shown(owner)}. Give each run its own folder. To begin with "
+                    "a checkpoint of another run, publish it with `redisacc restore`"
                 )
 
     def _look_at(self, path: Place) -> _Known:

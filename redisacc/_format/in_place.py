@@ -169,7 +169,7 @@ def unpack(fields: Mapping[bytes, bytes], spec: AccumulatorSpec, round_shape: tu
         sections.append(unpacked)
     if found != held:
         raise CorruptDataError(
-            f"{where}: only {found} of {held} rows of gradients are there; the others were {EVICTED} or removed by hand"
+            f"{where}: only {found} of {held} rows of gradients exist; the others were {EVICTED} or removed by hand"
         )
     return Gradient(tuple(sections), number, weight)
 

@@ -146,7 +146,7 @@ def check_format(name: str, found: str) -> None:
     if found != FORMAT:
         raise CorruptDataError(
             f"accumulator {shown(name)} has format {shown(found)} of the data model, but this version of redisacc "
-            f"reads format {FORMAT!r}: finish its training with the version that created it, or delete its keys"
+            f"reads format {FORMAT!r}: finish its run with the version that created it, or delete its keys"
         )
 
 

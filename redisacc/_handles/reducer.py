@@ -158,9 +158,9 @@ class Reducer(Closing):
             self._alarm.clear()
             if pubsub.refusal:
                 raise NotPermittedError(
-                    f"the server's access control list refuses that this user hears calls of {shown(self._pattern)}: "
-                    f"{pubsub.refusal}. `redisacc acl reducer` prints rules that suffice; give the reducer the same "
-                    "pattern as these"
+                    "the server's access control list does not let this user subscribe to calls of "
+                    f"{shown(self._pattern)}: {pubsub.refusal}. `redisacc acl reducer` prints rules that suffice; give "
+                    "the reducer the same pattern as these"
                 )
             with self._lock:
                 called, self._called = list(self._called), {}

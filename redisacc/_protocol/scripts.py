@@ -58,7 +58,7 @@ OF_ACCUMULATORS: Refusals = {
     **CORRUPT,
     "missing": (
         NotFoundError,
-        "there is no accumulator {name}: it was deleted, its owner is gone, or the server has lost its data",
+        "there is no accumulator {name}: it was deleted, its owner has ended, or the server has lost its data",
     ),
     "replaced": (NotFoundError, "accumulator {name} was deleted after this handle was opened. Open it again"),
     "superseded": (
@@ -68,8 +68,8 @@ OF_ACCUMULATORS: Refusals = {
     ),
     "forgotten": (
         ForgottenError,
-        "{name}: this session was idle for so long that the server has forgotten it, and cannot tell whether it has "
-        "executed this request before",
+        "{name}: this session was idle for so long that the server has forgotten it, and does not know whether it "
+        "has executed this request before",
     ),
     "lost": (
         DataLossError,
@@ -79,8 +79,8 @@ OF_ACCUMULATORS: Refusals = {
     ),
     "remains": (
         CorruptDataError,
-        f"the record of {{name}} is gone, but {{key}} still exists: keys were {EVICTED} or removed by hand. No sum can "
-        "be formed from the rest. To start over, remove the rest: redisacc doctor --fix {quoted}",
+        f"the record of {{name}} is missing, but {{key}} still exists: keys were {EVICTED} or removed by hand. No sum "
+        "can be formed from the rest. To start over, remove the rest: redisacc doctor --fix {quoted}",
     ),
     "fenced": (
         StaleSequenceError,

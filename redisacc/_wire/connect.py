@@ -182,7 +182,7 @@ def may_have_lost_data(transport: Transport, key: str) -> bool:
             info |= parse_info(transport.call("INFO", section, beside=key))
         except NotPermittedError as error:
             # It is unknown.
-            logger.debug("%s: cannot tell how old its data are: %s", transport.address, error)
+            logger.debug("%s: cannot determine how old its data is: %s", transport.address, error)
             return True
         except ServerError:
             # fakeredis, which lacks the command, forgets nothing.

@@ -30,7 +30,7 @@ def test_a_name_that_does_not_exist_is_not_created(open_dense, open_sparse, clie
 def test_a_wait_says_that_nobody_has_ever_applied(open_dense, background, until, durations, caplog):
     durations(report=0.1)
     acc = open_dense("float32", [1])
-    nobody = "nobody has ever applied a gradient to this accumulator, so check its name"
+    nobody = "no gradient was ever applied to this accumulator, so check its name"
     take = background(acc.take_grad, 1)
     until(lambda: nobody in caplog.text)
     acc.apply_grad([1.0])

@@ -136,8 +136,8 @@ def test_an_attempt_is_refused_from_the_moment_in_which_a_sweeper_begins(weights
 def test_a_first_publisher_takes_the_partitions_of_another_that_has_begun(open_parameters, client, begun):
     with pytest.raises(
         redisacc.InvalidArgumentError,
-        match=r"somebody has begun to publish parameters 'w' with 3 partitions, not 2, .*\. Publish with their "
-        r"number of partitions; or, if they have died, delete\(\) the parameters, or wait 2 min,",
+        match=r"another process has begun to publish parameters 'w' with 3 partitions, not 2, .*\. Publish with the "
+        r"same number of partitions; or, if that process has ended, delete\(\) the parameters, or wait 2 min,",
     ):
         open_parameters("w", partitions=2).publish(version(1), 1)
     other = open_parameters("w")

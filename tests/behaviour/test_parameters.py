@@ -339,7 +339,7 @@ def test_the_caller_may_cancel_a_wait(open_parameters):
     for publish in (lambda: None, lambda: writer.publish(np.ones(1), 3)):
         publish()
         asked.clear()
-        with pytest.raises(redisacc.CancelledError, match="cancelled while waiting for parameters"):
+        with pytest.raises(redisacc.CancelledError, match="canceled while waiting for parameters"):
             writer.wait(after=3, timeout=20, cancel=cancel)
         assert len(asked) == 2
     # A version that is there is returned all the same.

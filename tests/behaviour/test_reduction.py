@@ -303,7 +303,7 @@ def test_a_reducer_that_may_not_hear_calls_says_so(real_server, client, backgrou
         reducer = redisacc.Reducer("team/a*", redis=real_server.url.replace("://", "://narrow:secret@"))
         with pytest.raises(
             redisacc.ServerError,
-            match=r"refuses that this user hears calls of 'team/a\*'.*; give the reducer the same pattern as these",
+            match=r"not let this user subscribe to calls of 'team/a\*'.*; give the reducer the same pattern as these",
         ) as raised:
             background(reducer.run).result(20)
         assert "secret" not in str(raised.value)

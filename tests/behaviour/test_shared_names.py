@@ -80,7 +80,7 @@ def test_a_handle_of_an_earlier_incarnation_does_not_touch_the_new_one(open_dens
         new.delete()
 
 
-FORMAT = "has format '1' .* reads format '4': finish its training with the version that created it, or delete its keys"
+FORMAT = "has format '1' .* reads format '4': finish its run with the version that created it, or delete its keys"
 
 
 def test_another_format_of_the_data_model_is_refused_by_its_number(open_dense, client):

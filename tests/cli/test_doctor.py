@@ -315,7 +315,7 @@ def test_whether_reducers_keep_up(durations, open_dense, client, reducers, take_
     durations(idle=0.0)
     finding = reducers()
     assert finding.found.startswith("unknown, because nothing has happened to w0 ")
-    assert finding.advice == "run doctor again during the training"
+    assert finding.advice == "run doctor again during the run"
 
 
 @pytest.mark.forges

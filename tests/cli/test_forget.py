@@ -64,7 +64,7 @@ def test_a_worker_of_a_training_is_forgotten_when_its_lease_has_run_out(cli, cli
         found = cli("set", "train", "--forget", "worker 0")
         assert found.exit_code == 1
         assert "has a lease for" in found.stderr
-        assert "wait for that time and forget it then" in " ".join(found.stderr.split())
+        assert "wait for that time, and then forget it" in " ".join(found.stderr.split())
         assert next(chief.rounds()).num_accumulated == 1
     assert cli("set", "train", "--forget", "worker 0").exit_code == 0
     held = client.hget("redisacc:{train}:crew", "worker 0")

@@ -53,7 +53,7 @@ def test_the_password_of_a_url_without_one_may_be_in_the_environment(cli, monkey
 @pytest.mark.slow
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize(
-    ("answer", "last_line", "left"), [("n\n", "redisacc: cancelled, nothing was changed", 1), ("y\n", "deleted w", 0)]
+    ("answer", "last_line", "left"), [("n\n", "redisacc: canceled, nothing was changed", 1), ("y\n", "deleted w", 0)]
 )
 def test_the_question_before_a_deletion(real_server, open_dense, client, answer, last_line, left):
     accumulator = open_dense("float32", [1], "w")

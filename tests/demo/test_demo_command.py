@@ -112,7 +112,7 @@ def test_on_its_own_server(text):
     assert status == 0
     # Both were killed, and said nothing but this and where they went on.
     # Without a pause, if this machine is so slow that it had lived for ten seconds.
-    killed = r"redisacc \| {} was killed by SIGKILL; it starts again( in 0.5 s)?\n"
+    killed = r"redisacc \| {} was killed by SIGKILL; it restarts( in 0.5 s)?\n"
     assert re.fullmatch(
         killed.format("chief") + r"chief    \| demo-[0-9a-f]{6}: continuing at step 20\n" + killed.format("worker 0"),
         without_waiting(err),

@@ -81,7 +81,7 @@ def _without_numbers(text):
     text = re.sub(r"process \d+", "process N", text)
     text = re.sub(r"(loss \d)\.\d+", r"\1", text)
     # A reader kills later than a test, when there is no pause.
-    text = re.sub(r"(it starts again) in [\d.]+ s", r"\1", text)
+    text = re.sub(r"(it restarts) in [\d.]+ s", r"\1", text)
     text = re.sub(r"(?:Valkey|Redis) \S+( as .*):\d+/0", r"SERVER\1", text)
     lines = [line for line in text.splitlines() if not line.startswith("$ ")]
     return sorted(line for line in lines if "is process" in line) + [line for line in lines if "is process" not in line]
@@ -131,8 +131,8 @@ def test_the_run_survives_what_the_page_does_to_it(run_as_typed, tmp_path):
     assert int(run_pid) == run.pid
     # The server alone is started again. What it has lost of the last seconds, the workers have.
     os.kill(int(server_pid), signal.SIGKILL)
-    _wait_for("the server is back", run, out)
-    server_pid = re.findall(r"the server is back as process (\d+)", out.read_text())[0]
+    _wait_for("the server has restarted", run, out)
+    server_pid = re.findall(r"the server has restarted as process (\d+)", out.read_text())[0]
     os.kill(run.pid, signal.SIGKILL)
     os.kill(int(server_pid), signal.SIGKILL)
     run.wait()

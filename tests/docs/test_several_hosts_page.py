@@ -89,7 +89,7 @@ def trained(said):
     """Checks that four workers on two hosts have trained, and that no host has said more than once that it came."""
     assert set(re.findall(r"worker (\d) +\| \[1\. 2\.\]", said)) == set("0123"), said
     assert said.count("(1 of 2)") <= 2
-    assert said.count("the training is finished on all hosts") == 2
+    assert said.count("the run is finished on all hosts") == 2
 
 
 @pytest.mark.thorough

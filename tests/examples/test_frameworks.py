@@ -100,7 +100,7 @@ def test_a_framework_trains_with_the_mean_gradient(make, monkeypatch):
     # Gradients left during the backward pass until the end.
     assert "From now on" not in printed
     if sys.platform == "linux":
-        assert printed.count("was killed by SIGKILL; it starts again") == 1
+        assert printed.count("was killed by SIGKILL; it restarts") == 1
 
 
 def test_a_stream_and_an_unknown_number_of_processes_are_refused(monkeypatch, tmp_path):

@@ -36,7 +36,7 @@ def test_an_example_outlives_its_processes(example, tmp_path):
             kill_one_of(run, victim)
         printed = output_of(run, 250)
     if sys.platform == "linux":
-        assert printed.count("was killed by SIGKILL; it starts again") == 2
+        assert printed.count("was killed by SIGKILL; it restarts") == 2
     assert float(re.findall(r"accuracy ([\d.]+)", printed)[-1]) > 0.9
     assert ("; of worker" in printed) >= (example == "federated")
     assert not arguments or picture.read_bytes().startswith(b"\x89PNG")

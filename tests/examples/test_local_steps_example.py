@@ -53,7 +53,7 @@ def test_local_steps():
             kill_one_of(run, "worker")
         printed = output_of(run, 250)
         if sys.platform == "linux":
-            assert printed.count("was killed by SIGKILL; it starts again") == 1
+            assert printed.count("was killed by SIGKILL; it restarts") == 1
         loss, kb = printed_by(printed)
         # In a process of its own, which has one thread for a matrix, as those of the example.
         loss_of_every_step = float(output_of(programs.start(__file__, PYTHONPATH=str(TESTS)), 250))

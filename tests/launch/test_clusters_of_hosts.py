@@ -54,10 +54,10 @@ def test_replicas_take_over_from_a_host_that_is_gone(host, victim):
     others = [run for name, run in runs.items() if name != victim]
     runs[victim] = host(victim, 3, "--replicas", 1, script=training(300))
     for run in others:
-        says(run, f"host {victim} is back")
+        says(run, f"host {victim} has returned")
     assert number_of(runs[victim]) == number
     all_trained(runs, 300)
-    ready = "all 3 hosts have come, and the cluster of 6 nodes is ready: workers 0 to 2"
+    ready = "all 3 hosts have joined, and the cluster of 6 nodes is ready: workers 0 to 2"
     for run in others:
         assert ready in run.err
         assert "has lost this training" not in run.err
@@ -67,11 +67,11 @@ def test_a_node_that_dies_is_started_again(host):
     runs = started(host, "ab", until=150)
     (node,) = servers_of(runs["b"])
     os.kill(node, signal.SIGKILL)
-    says(runs["b"], "the node is back as process")
+    says(runs["b"], "the node has restarted as process")
     all_trained(runs, 150)
     for run in runs.values():
-        assert "a node on host b has been started again" in run.err
-        assert not re.search(r"host \w is gone", run.err)
+        assert "a node on host b was restarted" in run.err
+        assert not re.search(r"host \w is missing", run.err)
 
 
 def test_nodes_that_are_killed_while_they_start_again(host, broken):
@@ -80,10 +80,10 @@ def test_nodes_that_are_killed_while_they_start_again(host, broken):
     for node in servers_of(runs["b"]):
         os.kill(node, signal.SIGKILL)
     for name in ("node", "replica"):
-        says(runs["b"], f"the {name} could not be started again: ", 2)
+        says(runs["b"], f"the {name} could not be restarted: ", 2)
     broken.unlink()
     for name in ("node", "replica"):
-        says(runs["b"], f"the {name} is back as process")
+        says(runs["b"], f"the {name} has restarted as process")
     all_trained(runs, 300)
 
 
@@ -92,7 +92,7 @@ def test_a_host_returns_with_another_address(host):
     runs = started(host, "ab", until=150)
     kill(runs["b"])
     runs["b"] = host("b", 2, "--address", host.address("x"), script=training(150))
-    says(runs["a"], "host b is back")
+    says(runs["a"], "host b has returned")
     all_trained(runs, 150)
 
 
@@ -100,7 +100,7 @@ def test_processes_of_a_host_that_returns_start_when_all_nodes_accept_it(host):
     """The other nodes have agreed meanwhile that its node has failed, so they refuse requests for a while."""
     runs = started(host, "abc", until=150)
     kill(runs["c"])
-    says(runs["a"], "host c is gone")
+    says(runs["a"], "host c is missing")
     for name in "ab":
         with node(host, name) as client:
             until(lambda client=client: "cluster_state:fail" in str(client.execute_command("CLUSTER", "INFO")))
@@ -114,10 +114,10 @@ def test_a_meeting_point_that_dies_is_started_again(host):
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in servers_of(runs["a"])}
     (meeting,) = [pid for pid, command in commands.items() if f":{PORT}" in command and "cluster" not in command]
     os.kill(meeting, signal.SIGKILL)
-    says(runs["a"], "the meeting point is back as process")
+    says(runs["a"], "the meeting point has restarted as process")
     all_trained(runs, 150)
     for run in runs.values():
-        assert not re.search(r"host \w is gone", run.err)
+        assert not re.search(r"host \w is missing", run.err)
 
 
 def test_all_hosts_die_and_directories_bring_the_training_back(host, tmp_path):
@@ -144,7 +144,7 @@ def test_another_host_takes_the_place_of_one_that_is_gone(host):
     runs = started(host, "ab", until=200)
     number = number_of(runs["b"])
     kill(runs.pop("b"))
-    says(runs["a"], "host b is gone; the same command on it takes its place again, and on another host with --join")
+    says(runs["a"], "host b is missing; the same command on it takes its place again, and on another host with --join")
     runs["c"] = host("c", 2, "--join", script=training(200))
     all_trained(runs, 200)
     assert number_of(runs["c"]) == number
@@ -218,9 +218,9 @@ def test_the_clock_of_a_host_is_wrong_by_a_minute(host, tmp_path, wrong):
     # It also counts while a host returns.
     kill(runs["b"])
     runs["b"] = host("b", 2, script=training(150), LD_PRELOAD=str(library))
-    says(runs["a"], "host b is back")
+    says(runs["a"], "host b has returned")
     all_trained(runs, 150)
-    assert runs["a"].err.count("host b is gone") == 1
+    assert runs["a"].err.count("host b is missing") == 1
 
 
 def test_two_trainings_on_the_same_hosts(host):
@@ -230,4 +230,4 @@ def test_two_trainings_on_the_same_hosts(host):
     more = {name: host(name, 2, meet=other, script=training(40)) for name in "ab"}
     all_trained(runs, 40)
     all_trained(more, 40)
-    assert f"has come to {other} (2 of 2)" in more["a"].err
+    assert f"has joined at {other} (2 of 2)" in more["a"].err

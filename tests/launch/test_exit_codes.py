@@ -69,7 +69,7 @@ def test_an_error_of_the_program_ends_the_run_at_once(real_server, how, message)
     assert code == FAILS_AGAIN
     assert message in output
     assert "it would fail again" in output
-    assert "it starts again" not in output
+    assert "it restarts" not in output
     # One for each worker, unless the run ends before the second one has written its own.
     assert output.count("Traceback (most recent call last)") <= 2
     assert "CancelledError" not in output
@@ -80,7 +80,7 @@ def test_an_error_of_the_program_ends_the_run_at_once(real_server, how, message)
 def test_an_error_after_steps_ends_the_run_when_it_comes_again(real_server):
     code, output = run("late", real_server.url, "--restarts", "1")
     assert code == FAILS_AGAIN
-    assert "ended with exit code 1; it starts again" in output
+    assert "ended with exit code 1; it restarts" in output
 
 
 def test_only_a_launcher_s_process_changes_its_exit_code():

@@ -42,13 +42,13 @@ def test_a_host_that_dies_takes_its_place_again(host, victim):
     all_trained(runs, 60)
     assert number_of(runs[victim]) == number
     for run in runs.values():
-        assert f"redisacc | host {victim} is back\n" in run.err
+        assert f"redisacc | host {victim} has returned\n" in run.err
     (other,) = {"a", "b"} - {victim}
     # They start together, so either may come first.
-    came = re.findall(rf"redisacc \| host ([ab]) has come to {host.meet} \((\d) of 2\)\n", runs[other].err)
+    came = re.findall(rf"redisacc \| host ([ab]) has joined at {host.meet} \((\d) of 2\)\n", runs[other].err)
     assert {name for name, _ in came[:2]} == {"a", "b"}
     assert [number for _, number in came[:2]] == ["1", "2"]
-    ready = "all 2 hosts have come, and the cluster of 2 nodes is ready: workers 0 to 1"
+    ready = "all 2 hosts have joined, and the cluster of 2 nodes is ready: workers 0 to 1"
     assert f"redisacc | {ready}\n" in runs[other].err
 
 
@@ -71,12 +71,10 @@ def test_a_host_too_many_and_another_training_are_refused(waiting, host):
         run.seen("ready")
     refused = {
         "host c is one too many for the 2 hosts": waiting("c", 2),
-        f"host a is in the training at {host.meet} already, and its command runs. If this is another host, "
-        "give it a --host-name of its own; another training needs another port in --meet": waiting("a", 2),
+        f"host a takes part in the run at {host.meet} already, and its command runs. If this is another host, "
+        "give it its own --host-name; another run needs another port in --meet": waiting("a", 2),
         "it was started with `--hosts 2 --workers 1 --replicas 0 --redis URL -- ": waiting("c", 3),
-        "Give the same command on every host, and another port in --meet for another training": host(
-            "c", 2, script=WAIT
-        ),
+        "Give the same command on every host, and another port in --meet for another run": host("c", 2, script=WAIT),
         "has another password: give the same one on every host": waiting("c", 2, REDISACC_PASSWORD="wrong"),
         "has a password: give the same one on every host": waiting("c", 2, REDISACC_PASSWORD=""),
     }
@@ -86,7 +84,7 @@ def test_a_host_too_many_and_another_training_are_refused(waiting, host):
         assert "Traceback" not in run.err
     for run in runs:
         assert run.process.poll() is None
-        assert "gone" not in run.err
+        assert "missing" not in run.err
 
 
 def test_hosts_return_in_any_order_when_the_meeting_host_is_gone(waiting):
@@ -100,18 +98,18 @@ def test_hosts_return_in_any_order_when_the_meeting_host_is_gone(waiting):
         kill(runs[name])
         runs[name] = waiting(name, 3)
     for name in "ca":
-        says(runs[name], "waiting for 1 of 3 hosts; a, c have come")
+        says(runs[name], "waiting for 1 of 3 hosts; a, c have joined")
     runs["b"].signal(signal.SIGCONT)
     for name in "ca":
         runs[name].seen("ready")
-        says(runs["b"], f"host {name} is back")
+        says(runs["b"], f"host {name} has returned")
     assert {name: number_of(run) for name, run in runs.items()} == numbers
 
 
 def test_the_meeting_host_dies_while_hosts_gather(waiting):
     runs = {name: waiting(name, 3) for name in "ab"}
     for run in runs.values():
-        says(run, "waiting for 1 of 3 hosts; a, b have come")
+        says(run, "waiting for 1 of 3 hosts; a, b have joined")
     kill(runs["a"])
     says(runs["b"], "does not answer")
     for name in "ac":
@@ -130,10 +128,10 @@ def test_a_host_that_is_started_a_second_time_while_the_meeting_host_is_gone(wai
         kill(runs.pop(name))
     again = waiting("b", 3)
     runs["a"] = waiting("a", 3)
-    says(again, "waiting for 1 of 3 hosts; a, b have come")
+    says(again, "waiting for 1 of 3 hosts; a, b have joined")
     runs["b"].signal(signal.SIGCONT)
     assert again.code() == 1
-    assert "another command has come as host b: each host needs a --host-name of its own" in again.err
+    assert "another command runs as host b: each host needs its own --host-name" in again.err
     runs["a"].seen("ready")
     assert runs["b"].process.poll() is None
 
@@ -157,12 +155,12 @@ def test_no_process_is_given_up_while_another_host_is_gone(host, real_server, tm
     for run in runs.values():
         run.seen("ready")
     kill(runs["b"])
-    says(runs["a"], "host b is gone")
+    says(runs["a"], "host b is missing")
     (tmp_path / "die").touch()
-    says(runs["a"], "worker 0 ended with exit code 1; it starts again", 2)
+    says(runs["a"], "worker 0 ended with exit code 1; it restarts", 2)
     (tmp_path / "die").unlink()
     runs["b"] = host("b", 2, *options, script=DIES)
-    says(runs["a"], "host b is back")
+    says(runs["a"], "host b has returned")
     (tmp_path / "die").touch()
     assert runs["a"].code() == 1
     assert "a process on host a was given up (exit code 1)" in runs["a"].err
@@ -179,7 +177,7 @@ def test_a_host_joins_with_more_workers_and_leaves(waiting):
     says(runs[1], "host c joins with worker 2")
     guest.signal(signal.SIGINT)
     assert guest.code() == 130
-    says(runs[1], "host c is gone\n")
+    says(runs[1], "host c is missing\n")
     assert runs[0].process.poll() is None
 
 
@@ -194,7 +192,7 @@ def test_a_process_that_is_given_up_ends_the_run_on_all_hosts(host, real_server)
 def test_a_host_that_never_comes_is_waited_for_with_words(host):
     runs = [host(name, 3, script=WAIT) for name in "ab"]
     for run in runs:
-        says(run, "waiting for 1 of 3 hosts; a, b have come to")
+        says(run, "waiting for 1 of 3 hosts; a, b have joined at")
         assert f"check that the same command runs and can reach port {PORT} on" in run.err
         assert f"and {PORT + 1} and {PORT + 10001} on all of them" in run.err
     for run in runs:
@@ -242,7 +240,7 @@ def test_a_port_that_is_in_use(host):
         runs = [host("a", 1, script=WAIT)]
         assert runs[0].code() == 1
     where = f"port {PORT + 1} of {host.address('a')}"
-    told = "is in use, by another training or another program: choose another --node-port, or another port in --meet"
+    told = "is in use, by another run or another program: choose another --node-port, or another port in --meet"
     assert f"{where} {told}" in runs[0].err
 
 
@@ -285,7 +283,7 @@ def test_the_directory_of_another_training(tmp_path, host):
     kill(runs["b"])
     returned = host("b", 2, "--server-dir", tmp_path / "data", script=script)
     assert returned.code() == 1
-    assert re.search("holds a node of another training, .*: choose another directory, or remove", returned.err)
+    assert re.search("holds a node of another run, .*: choose another directory, or remove", returned.err)
     runs["a"].signal(signal.SIGINT)
     assert runs["a"].code() == 130
 

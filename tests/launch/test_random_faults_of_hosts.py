@@ -52,7 +52,7 @@ GONE = {"killed": 0.0, "stopped": 12.0, "cut off": 60.0}
 JOINING = "defghijklmnopqrstuvw"
 # The last words of a command that is one too many.
 REFUSED = (
-    "is in the training at|another command has come as host|is one too many|has taken the place of host|is in use, by "
+    "takes part in the run at|another command runs as host|is one too many|has taken the place of host|is in use, by "
     "another training|another training has begun"
 )
 
@@ -108,7 +108,7 @@ class Training:
     def fail(self):
         """Lets one host or two of them fail, and brings them back in another order."""
         victims = self._choice.sample(sorted(self.runs), self._choice.choice([1, 1, 2]))
-        told = "does not answer" if "a" in victims else f"host {victims[-1]} is gone"
+        told = "does not answer" if "a" in victims else f"host {victims[-1]} is missing"
         before = {name: run.err.count(told) for name, run in self.runs.items()}
         faults = {name: self._choice.choice(["killed", "killed", "stopped", "cut off"]) for name in victims}
         if self._host.network is None:

@@ -219,7 +219,7 @@ def test_killed_process_is_started_again(start, who):
     assert run_id == found[who][1]
     (start.folder / "finish").touch()
     assert run.code() == 0
-    assert run.err == f"redisacc | {who} was killed by SIGKILL; it starts again in 0.5 s\n"
+    assert run.err == f"redisacc | {who} was killed by SIGKILL; it restarts in 0.5 s\n"
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_an_error_that_would_come_again_ends_the_run(start, options, code):
     assert run.code() == code
     assert run.out == "worker 0 | started\n"
     assert run.err == (
-        f"redisacc | worker 0 ended with exit code {code}: it would fail again, so it is not started again "
+        f"redisacc | worker 0 ended with exit code {code}: it would fail again, so it is not restarted "
         "(--give-up-on), and the run ends. Its output above may say why\n"
     )
 
@@ -240,7 +240,7 @@ def test_other_exit_codes_may_end_the_run_instead(start):
     script = HEAD + "if number != 0: signal.pause()\nsys.exit(2)"
     run = start("--chief", "--workers", 1, "--restarts", 1, "--give-up-on", 3, script=script)
     assert run.code() == 2
-    assert "exit code 2, its 2nd death within 60 min; the run ends with exit code 2" in run.err
+    assert "exit code 2, its 2nd failure within 60 min; the run ends with exit code 2" in run.err
 
 
 def test_crash_loop_is_given_up(start):
@@ -250,12 +250,12 @@ def test_crash_loop_is_given_up(start):
     assert run.out.count("worker 0 | started") == 3
     assert run.err.splitlines() == [
         "worker 0 | bang",
-        "redisacc | worker 0 ended with exit code 9; it starts again in 0.5 s",
+        "redisacc | worker 0 ended with exit code 9; it restarts in 0.5 s",
         "worker 0 | bang",
-        "redisacc | worker 0 ended with exit code 9; it starts again in 1 s",
+        "redisacc | worker 0 ended with exit code 9; it restarts in 1 s",
         "worker 0 | bang",
-        "redisacc | worker 0 ended with exit code 9, its 3rd death within 1.5 min; the run ends with exit code 9. Its "
-        "output above may say why. --restarts allows more deaths",
+        "redisacc | worker 0 ended with exit code 9, its 3rd failure within 1.5 min; the run ends with exit code 9. "
+        "Its output above may say why. --restarts allows more failures",
     ]
 
 
@@ -295,7 +295,7 @@ def test_program_that_vanishes(start):
     run = start("--chief", "--workers", 0, "./program")
     assert run.code() == 127
     assert run.err == (
-        "redisacc | chief ended with exit code 1; it starts again in 0.5 s\n"
+        "redisacc | chief ended with exit code 1; it restarts in 0.5 s\n"
         "redisacc: cannot start chief: No such file or directory\n"
     )
 
@@ -314,7 +314,7 @@ USAGE = [
     (
         ["--workers", "0", "true"],
         2,
-        "nothing is left to run: give at least one worker, or --chief",
+        "there is nothing to run: give at least one worker, or --chief",
     ),
     (["--workers", "3", "--total-workers", "2", "true"], 2, "the last worker here has the number 2"),
     (["--workers", "2", "--first-worker", "999999", "true"], 2, "too large for 1000000 workers"),

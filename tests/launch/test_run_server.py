@@ -159,11 +159,11 @@ def test_a_killed_server_starts_again_and_a_training_continues(start, unused_por
     for step in range(60):
         weights -= 0.1 * (weights + step)
     assert run.out.splitlines()[-1] == f"worker 0 | {weights.tolist()}"
-    lost = "" if options else ". Its data were in memory only; trainings continue from what processes have"
+    lost = "" if options else ". Its data was in memory only; runs continue with what processes have"
     # It logs something in between if it saves a snapshot. There is a pause if it has lived for a short time.
-    again = rf"It starts again(?: in 0.5 s)?{re.escape(lost)}"
+    again = rf"It restarts(?: in 0.5 s)?{re.escape(lost)}"
     assert re.search(rf"^{re.escape(KILLED)}.*\. {again}$", run.err, re.MULTILINE)
-    assert re.search(r"^redisacc \| the server is back as process \d+$", run.err, re.MULTILINE)
+    assert re.search(r"^redisacc \| the server has restarted as process \d+$", run.err, re.MULTILINE)
 
 
 def kill_server(port):
@@ -171,9 +171,7 @@ def kill_server(port):
         os.kill(client.info("server")["process_id"], signal.SIGKILL)
 
 
-FAILED = (
-    r"the server could not be started again: Valkey \S+ was killed by SIGKILL before it was ready; its log is empty"
-)
+FAILED = r"the server could not be restarted: Valkey \S+ was killed by SIGKILL before it was ready; its log is empty"
 
 
 @pytest.mark.slow
@@ -185,7 +183,7 @@ def test_a_server_that_is_killed_while_it_starts_again_is_tried_again(start, unu
     until(lambda: len(re.findall(FAILED, run.err)) >= 2 or run.process.poll() is not None)
     broken.unlink()
     assert run.code() == 0, run.err
-    assert re.search(r"^redisacc \| the server is back as process \d+$", run.err, re.MULTILINE)
+    assert re.search(r"^redisacc \| the server has restarted as process \d+$", run.err, re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -197,7 +195,7 @@ def test_a_server_that_can_never_start_again_ends_the_run(start, unused_port, br
     kill_server(unused_port)
     assert run.code() == 1
     first, last = re.findall(f"{FAILED}(.*)", run.err)
-    assert first.startswith(". It starts again in ")
+    assert first.startswith(". It restarts in ")
     assert last == ""
 
 

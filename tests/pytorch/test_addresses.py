@@ -80,7 +80,7 @@ def test_the_commands_write_and_read_addresses(real_client, real_server, tmp_pat
 def test_what_is_refused(real_client, folder, monkeypatch):
     train(real_client, 1, folder)
     for name, where, text in (
-        ("other", folder, "the folder memory:///bucket/saved cannot have the checkpoints of the training 'other'"),
+        ("other", folder, "the folder memory:///bucket/saved cannot hold the checkpoints of the run 'other'"),
         ("new", "nothing://x", "the address 'nothing://x' needs fsspec and its package for this protocol.*nothing"),
     ):
         with pytest.raises(redisacc.InvalidArgumentError, match=text):

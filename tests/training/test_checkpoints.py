@@ -43,8 +43,7 @@ def contents(folder):
 # The manifest of another training.
 OTHERS = json.dumps({"name": "other", "checkpoints": []})
 OF_ANOTHER = (
-    "cannot have the checkpoints of the training 'train': its {} is of the training 'other'. "
-    "Give each training a folder of its own"
+    "cannot hold the checkpoints of the run 'train': its {} belongs to the run 'other'. Give each run its own folder"
 )
 
 
@@ -184,7 +183,7 @@ def test_a_folder_is_resolved_created_and_claimed_when_a_training_opens(training
     monkeypatch.chdir(tmp_path)
     with one_process(training.client, "train", "new/saved") as one:
         assert names(tmp_path / "new" / "saved") == ["manifest.json"]
-        with pytest.raises(redisacc.InvalidArgumentError, match=r"of the training 'train'\. Give each"):
+        with pytest.raises(redisacc.InvalidArgumentError, match=r"to the run 'train'\. Give each"):
             one_process(training.client, "another", tmp_path / "new" / "saved")
         monkeypatch.chdir("/")
         for _, weights in one.steps(until=1):

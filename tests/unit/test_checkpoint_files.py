@@ -398,7 +398,7 @@ def test_two_trainings_that_claim_a_folder_at_once(tmp_path, monkeypatch):
         link(source, target)
 
     monkeypatch.setattr(os, "link", late)
-    with pytest.raises(redisacc.InvalidArgumentError, match="of the training 'other'"):
+    with pytest.raises(redisacc.InvalidArgumentError, match="to the run 'other'"):
         first.write(of_step(1))
     assert [one.name for one in second.valid()] == ["other"]
     assert names(tmp_path) == ["manifest.json", "step-00000001.safetensors"]
@@ -419,10 +419,10 @@ def test_a_file_of_another_training_that_comes_later(tmp_path, caplog):
     folder.write(of_step(1))
     write_file(tmp_path / "step-00000009.safetensors", of_step(9, "other"))
     assert [one.step for one in folder.valid()] == [1]
-    assert "is skipped: it is of the training 'other'" in caplog.text
+    assert "is skipped: it belongs to the run 'other'" in caplog.text
     before = contents(tmp_path)
     with pytest.raises(
-        redisacc.InvalidArgumentError, match=r"its step-00000009\.safetensors is of the training 'other'"
+        redisacc.InvalidArgumentError, match=r"its step-00000009\.safetensors belongs to the run 'other'"
     ):
         folder.write(of_step(2))
     assert contents(tmp_path) == before

@@ -79,15 +79,15 @@ def test_hosts_get_their_numbers_when_all_have_come():
     meeting.hear(host("c"))
     meeting.hear(host("c"), host("a"))
     assert meeting.agreement is None
-    assert meeting.lines == ["host c has come to a:6400 (1 of 3)", "host a has come to a:6400 (2 of 3)"]
+    assert meeting.lines == ["host c has joined at a:6400 (1 of 3)", "host a has joined at a:6400 (2 of 3)"]
     meeting.hear(host("c"), host("a"), host("b"))
     assert meeting.agreement.phase == STARTING
-    assert meeting.lines[2:] == ["host b has come to a:6400 (3 of 3)"]
+    assert meeting.lines[2:] == ["host b has joined at a:6400 (3 of 3)"]
     assert meeting.names == ["a", "b", "c"]
     meeting.hear(*[host(name, STARTED) for name in "abc"])
     meeting.hear(*[host(name, STARTED) for name in "abc"], formed=True)
     assert meeting.agreement.phase == READY
-    assert meeting.lines[-1] == "all 3 hosts have come, and the cluster of 3 nodes is ready: workers 0 to 5"
+    assert meeting.lines[-1] == "all 3 hosts have joined, and the cluster of 3 nodes is ready: workers 0 to 5"
 
 
 def test_a_host_that_leaves_before_all_have_come_keeps_no_place():
@@ -96,7 +96,7 @@ def test_a_host_that_leaves_before_all_have_come_keeps_no_place():
     meeting.hear(host("a"))
     meeting.hear(host("a"), host("c"), host("d"))
     assert meeting.names == ["a", "c", "d"]
-    assert meeting.lines[2:4] == ["host b is gone", "host c has come to a:6400 (2 of 3)"]
+    assert meeting.lines[2:4] == ["host b is missing", "host c has joined at a:6400 (2 of 3)"]
 
 
 def test_the_meeting_host_has_the_first_number_whatever_its_name():
@@ -136,11 +136,11 @@ def test_a_host_is_gone_and_back():
     meeting = working("a", "b", "c")
     meeting.hear(host("a", WORKS), host("c", WORKS))
     assert meeting.lines == [
-        "host b is gone; the same command on it takes its place again, and on another host with --join"
+        "host b is missing; the same command on it takes its place again, and on another host with --join"
     ]
     meeting.hear(host("a", WORKS), host("b", CAME, run="again"), host("c", WORKS))
     meeting.hear(host("a", WORKS), host("b", WORKS, run="again"), host("c", WORKS))
-    assert meeting.lines[1:] == ["host b is back"]
+    assert meeting.lines[1:] == ["host b has returned"]
     assert meeting.names == ["a", "b", "c"]
 
 
@@ -148,13 +148,13 @@ def test_a_host_that_is_back_before_it_was_missed_is_told_as_well():
     meeting = working("a", "b", "c")
     meeting.hear(host("a", WORKS), host("b", CAME, run="again"), host("c", WORKS))
     meeting.hear(host("a", WORKS), host("b", WORKS, run="again"), host("c", WORKS))
-    assert [line.partition(";")[0] for line in meeting.lines] == ["host b is gone", "host b is back"]
+    assert [line.partition(";")[0] for line in meeting.lines] == ["host b is missing", "host b has returned"]
 
 
 def test_a_node_that_was_started_again():
     meeting = working("a", "b", "c")
     meeting.hear(host("a", WORKS), host("b", WORKS, starts="1"), host("c", WORKS))
-    assert meeting.lines == ["a node on host b has been started again"]
+    assert meeting.lines == ["a node on host b was restarted"]
 
 
 def test_joining_takes_the_place_and_the_nodes_of_a_host_that_is_gone():
@@ -166,7 +166,7 @@ def test_joining_takes_the_place_and_the_nodes_of_a_host_that_is_gone():
     assert meeting.agreement.members[1].nodes == nodes
     assert meeting.lines[1:] == ["host d takes the place of host b"]
     meeting.hear(host("a", WORKS), host("c", WORKS), host("d", WORKS, role=JOINS))
-    assert meeting.lines[2:] == ["host d is back"]
+    assert meeting.lines[2:] == ["host d has returned"]
 
 
 def test_joining_brings_more_workers_if_no_host_is_gone():
@@ -176,7 +176,7 @@ def test_joining_brings_more_workers_if_no_host_is_gone():
     meeting.hear(*all_work, host("d", WORKS, role=JOINS), host("e", role=JOINS))
     assert meeting.lines == ["host d joins with workers 6 to 7", "host e joins with workers 8 to 9"]
     meeting.hear(*all_work, host("e", WORKS, role=JOINS))
-    assert meeting.lines[2] == "host d is gone"
+    assert meeting.lines[2] == "host d is missing"
     # Its numbers stay its own.
     assert meeting.names.index("e") == 4
 
@@ -200,7 +200,7 @@ def test_it_is_over_when_all_hosts_that_are_there_have_finished():
     assert meeting.agreement.phase == READY
     meeting.hear(host("a", FINISHED), host("b", FINISHED), host("c", FINISHED))
     assert meeting.agreement.phase == FINISHED
-    assert meeting.lines == ["the training is finished on all hosts"]
+    assert meeting.lines == ["the run is finished on all hosts"]
 
 
 def test_it_is_over_when_the_chief_has_finished():
@@ -230,9 +230,9 @@ def test_a_host_that_returns_is_told_who_is_back_and_who_is_gone():
     meeting.hear(host("a", STARTED, run="again"), host("b", WORKS))
     meeting.hear(host("a", WORKS, run="again"), host("b", WORKS))
     assert [line.partition(";")[0] for line in meeting.lines] == [
-        "host a has come to a:6400 (1 of 3)",
-        "host c is gone",
-        "host a is back",
+        "host a has joined at a:6400 (1 of 3)",
+        "host c is missing",
+        "host a has returned",
     ]
 
 

@@ -55,21 +55,21 @@ KILLED = (
     "it was killed by SIGKILL, by somebody or by the kernel for lack of memory, which `dmesg` reports. It has logged "
     "nothing since it was ready"
 )
-AGAIN = ". It starts again"
+AGAIN = ". It restarts"
 
 
 def test_a_start_that_fails_is_tried_again(texts):
     assert texts(FailingServer("no room", -9, "no host", None), 4) == [
         KILLED + AGAIN,
-        "it could not be started again: no room" + AGAIN,
+        "it could not be restarted: no room" + AGAIN,
         KILLED + AGAIN,
-        "it could not be started again: no host" + AGAIN,
-        "it is back as process 7",
+        "it could not be restarted: no host" + AGAIN,
+        "it has restarted as process 7",
     ]
 
 
 def test_the_last_error_ends_the_run_when_no_restart_is_left(texts):
-    failed = "it could not be started again: "
+    failed = "it could not be restarted: "
     assert texts(FailingServer("no room", "no port"), 2) == [
         KILLED + AGAIN,
         failed + "no room" + AGAIN,

@@ -167,7 +167,7 @@ class Requests:
                     raise
                 except RedisAccError as error:
                     # The accumulator was deleted, or the server has forgotten or lost the session.
-                    logger.warning("the outcome of an interrupted request cannot be learnt any more: %s", error)
+                    logger.warning("the outcome of an interrupted request can no longer be determined: %s", error)
                     fate = "unknown"
             outcomes.close(request, fate)
             if fate != "unknown" and not request.retried:

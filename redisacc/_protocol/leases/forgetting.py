@@ -41,8 +41,8 @@ def forget_worker(transport: Transport, keys: Keys, incarnation: str, worker: st
             continue
         if member.left > 0:
             raise ConflictError(
-                f"{worker} of {shown(keys.name)} ({member.who}) has a lease for {member.left:.0f} more seconds. If it "
-                "is dead, wait for that time and forget it then"
+                f"{worker} of {shown(keys.name)} ({member.who}) has a lease for {member.left:.0f} more seconds. If the "
+                "process has ended, wait for that time, and then forget it"
             )
         # If somebody takes the lease meanwhile, the holder is another one, and nothing happens.
         release = Scripts(transport, keys, OF_CREWS).release_lease

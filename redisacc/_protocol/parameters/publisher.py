@@ -283,10 +283,10 @@ class Publisher:
         if self._has_other_partitions(keys):
             left_ms = self._transport.call("PTTL", keys.record)
             raise InvalidArgumentError(
-                f"somebody has begun to publish parameters {shown(keys.name)} with {len(keys.partitions)} partitions, "
-                f"not {self._partitions}, and has not finished. Publish with their number of partitions; or, if they "
-                f"have died, delete() the parameters, or wait {seconds_text(left_ms / 1000)}, until what they have "
-                "begun expires"
+                f"another process has begun to publish parameters {shown(keys.name)} with {len(keys.partitions)} "
+                f"partitions, not {self._partitions}, and has not finished. Publish with the same number of "
+                "partitions; or, if that process has ended, delete() the parameters, or wait "
+                f"{seconds_text(left_ms / 1000)}, until its attempt expires"
             )
 
     def _first(self, wanted: Wanted, *, restores: bool) -> tuple[str, ParameterKeys]:

@@ -87,7 +87,7 @@ def part_lost(keys: Keys, error: PartMissingError, where: str, remedy: str) -> D
     if not part.startswith(keys.homes):
         return None
     return DataLossError(
-        f"{part} is gone, which is a part of gradient {error.gradient} in {where}: its node was restarted from older "
+        f"{part} is lost, which is a part of gradient {error.gradient} in {where}: its node was restarted from older "
         f"data, failed over to a replica that lagged behind, or evicted the key. {remedy}",
         part=part,
         gradient=error.gradient,

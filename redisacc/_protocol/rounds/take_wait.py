@@ -460,7 +460,7 @@ class TakeWait(Wait[Taken]):
                     "reached unless more workers join"
                 )
             if not found.ever_applied:
-                text += "; nobody has ever applied a gradient to this accumulator, so check its name"
+                text += "; no gradient was ever applied to this accumulator, so check its name"
         if seen.ahead:
             text += f"; takers before it in the queue: {seen.ahead}"
         return self.described(text)

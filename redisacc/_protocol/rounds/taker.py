@@ -304,8 +304,7 @@ class Taker(Generic[G]):
         return DataLossError(
             f"{self.keys.name}: the server no longer lists the round of step {global_step}, which it had granted to "
             f"the take {token}: it was restarted from older data, failed over to a replica that lagged behind, or keys "
-            "were evicted or removed by hand. Or the round was recovered, and so many others since that no trace of it "
-            f"is left ({REMEMBERED} are remembered)"
+            f"were evicted or removed by hand. Or the round was recovered, and more than {REMEMBERED} others since"
         )
 
     def _read(self, found: GrantedRound, *, skip_lost: bool = False) -> TakenRound[Any]:

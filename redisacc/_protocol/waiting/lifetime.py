@@ -36,7 +36,7 @@ class Closing(ABC):
         """
         raise TypeError(
             f"a redisacc {type(self).__name__} cannot be pickled or copied, because its leases and connections belong "
-            "to this process. Open it by its name in the other process, which is then a worker of its own"
+            "to this process. Open it by its name in the other process, which is then a separate worker"
         )
 
 

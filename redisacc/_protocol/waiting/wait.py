@@ -298,7 +298,7 @@ class Wait(ABC, Generic[Found]):
             logger.warning("%s: the server is back", self.label, extra=self.fields)
             self.outage = None
         if found is None and self.cancel is not None and self.cancel():
-            raise CancelledError(f"{self.label}: cancelled while {self.doing}")
+            raise CancelledError(f"{self.label}: canceled while {self.doing}")
         return found
 
     def _note_outage(self, error: ServerUnavailableError) -> None:

@@ -87,9 +87,9 @@ Why = Literal[
 
 WORDS: dict[Why, str] = {
     "deletion": "an interrupted deletion",
-    "acknowledged": "a round whose taker died while acknowledging it",
+    "acknowledged": "a round whose taker was killed while acknowledging it",
     "round": "data of a round that is not listed",
-    "attempts": "attempts to store gradients in partitions that are over",
+    "attempts": "expired attempts to store gradients in partitions",
     "part": "parts of gradients that no round refers to",
     "partition": "parts in partitions that no gradient refers to",
     "record": "keys without a record",

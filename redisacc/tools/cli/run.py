@@ -202,7 +202,7 @@ def run(
         )
     is_durable = server_dir is not None and durable is not False
     if not with_chief and not workers:
-        raise click.UsageError("nothing is left to run: give at least one worker, or --chief")
+        raise click.UsageError("there is nothing to run: give at least one worker, or --chief")
     if several.hosts is not None:
         _check_several(workers, first_worker, total_workers, with_server=with_server, server_port=server_port)
     if first_worker + workers > (total_workers or MAX_WORKERS):
@@ -319,7 +319,7 @@ def _run_with_others(options: HostOptions, url: str | None, new_run: Callable[..
         started.say(f"process {os.getpid()} runs {workers_text(first, terms.workers)} on this host")
         if url is None:
             secret = "" if options.password is None else ", with the password in REDISACC_PASSWORD"
-            started.say(f"to see the training{secret}: redisacc ls --redis '{host.url(password=False)}'")
+            started.say(f"to look at the run{secret}: redisacc ls --redis '{host.url(password=False)}'")
         code = started.wait()
         return host.finish(code, stopped=started.is_stopped)
 

@@ -324,24 +324,24 @@ class Run:
         how = f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
         if status in self._give_up_on and not is_companion:
             self.say(
-                f"{member.name} {how}: it would fail again, so it is not started again (--give-up-on), and the run "
+                f"{member.name} {how}: it would fail again, so it is not restarted (--give-up-on), and the run "
                 "ends. Its output above may say why"
             )
             self._end(code)
             return
         pause = member.restarts.pause_after(member.lived, clock.now())
         if pause is not None:
-            self.say(f"{member.name} {how}; it starts again{f' in {pause:g} s' if pause else ''}")
+            self.say(f"{member.name} {how}; it restarts{f' in {pause:g} s' if pause else ''}")
             member.restart_at = clock.now() + pause
             return
         if is_companion:
             self.say(f"{member.name} {how} too often; the run continues without it")
             return
         deaths = member.restarts.deaths
-        often = "" if deaths == 1 else f", its {_ordinal(deaths)} death within {_duration(member.restarts.window)}"
+        often = "" if deaths == 1 else f", its {_ordinal(deaths)} failure within {_duration(member.restarts.window)}"
         self.say(
             f"{member.name} {how}{often}; the run ends with exit code {code}. Its output above may say why. "
-            "--restarts allows more deaths"
+            "--restarts allows more failures"
         )
         self._end(code)
 
@@ -428,7 +428,7 @@ class Run:
         if self._terminate_at is not None and now >= self._terminate_at:
             late = [member.name for member in self._main if member.running]
             if self._patient and late:
-                whose = "training" if self._chief is None else "chief"
+                whose = "run" if self._chief is None else "chief"
                 self.say(
                     f"{self._grace:g} s after the end of the {whose}, still running and stopped: {', '.join(late)}"
                 )

@@ -34,7 +34,7 @@ class ServerKeeper:
         start: starts it again. None means its own `start`.
 
     Attributes:
-        starts: how often it has been started again.
+        starts: how often it was restarted.
     """
 
     def __init__(
@@ -70,18 +70,18 @@ class ServerKeeper:
         self._starting = None
         error, self._error = self._error, None
         if error is not None:
-            return self._try_again(server, f"{self._name} could not be started again: {error}")
+            return self._try_again(server, f"{self._name} could not be restarted: {error}")
         if not server.running:
             return self._look_at_end(server)
         self.starts += 1
-        return Look(f"{self._name} is back as process {server.pid}", is_over=False)
+        return Look(f"{self._name} has restarted as process {server.pid}", is_over=False)
 
     def _look_at_end(self, server: Server) -> Look:
         text = how_it_ended(server, self._name)
         if server.exit_status == 0:
             # Somebody who shuts a server down does not want it back.
             return Look(text, is_over=True)
-        kept = "" if self._keeps_data else ". Its data were in memory only; trainings continue from what processes have"
+        kept = "" if self._keeps_data else ". Its data was in memory only; runs continue with what processes have"
         return self._try_again(server, text, kept)
 
     def _try_again(self, server: Server, text: str, more: str = "") -> Look:
@@ -91,7 +91,7 @@ class ServerKeeper:
             return Look(text, is_over=True)
         self._starting = threading.Thread(target=self._start, args=(server, pause), daemon=True)
         self._starting.start()
-        return Look(f"{text}. It starts again{f' in {pause:g} s' if pause else ''}{more}", is_over=False)
+        return Look(f"{text}. It restarts{f' in {pause:g} s' if pause else ''}{more}", is_over=False)
 
     def _start(self, server: Server, pause: float) -> None:
         clock.sleep(pause)

@@ -111,7 +111,7 @@ SERIES = (
         lambda view: view.info.last_activity.timestamp(),
     ),
     Series("parameters_step", "Step of the latest parameters.", "parameters.step"),
-    Series("until", "Step with which the training ends, if its chief knows.", "parameters.until"),
+    Series("until", "Last step of the run, if its chief knows.", "parameters.until"),
     Series("finished", "1 if no more parameters follow.", "parameters.finished"),
     Series("step_seconds", "Time of a step: the mean of the latest ones.", "step_seconds"),
     Series("parameters_bytes", "Bytes of the latest parameters.", "parameters.nbytes"),
@@ -148,10 +148,10 @@ SERIES = (
         _of_workers(lambda of: of.seen_at.timestamp()),
         "worker",
     ),
-    Series("worker_missing", "1 if a worker is late or gone, and the training is not finished.", _missing, "worker"),
+    Series("worker_missing", "1 if a worker is late or gone, and the run is not finished.", _missing, "worker"),
     Series(
         "missing_workers",
-        "Workers that are late or gone; none once the training is finished.",
+        "Workers that are late or gone; none once the run is finished.",
         lambda view: sum(missing for _, missing in _missing(view)),
     ),
 )

@@ -57,7 +57,7 @@ def examine_reducers(transport: Transport) -> Finding:
     if without:
         return ok(
             f"unknown, because nothing has happened to {_named(without)} for {durations.idle:g} seconds",
-            "run doctor again during the training",
+            "run doctor again during the run",
         )
     return ok("not needed, because no take has waited for several large dense gradients")
 

@@ -194,4 +194,4 @@ def confirm(question: str, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         fail("this needs a confirmation, and the input is not a terminal; --yes confirms in advance", USAGE)
     if not click.confirm(question, err=True):
-        fail("cancelled, nothing was changed")
+        fail("canceled, nothing was changed")

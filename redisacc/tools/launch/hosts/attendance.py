@@ -128,7 +128,7 @@ class Attendance:
                 # Another host wrote meanwhile.
                 continue
             except redis.AuthenticationError:
-                self._fail(f"the meeting point at {self._meet} does not accept the password any more")
+                self._fail(f"the meeting point at {self._meet} no longer accepts the password")
             except (redis.RedisError, MeetingError) as error:
                 self._not_answered(error)
             is_early = self.agreement is None or self.agreement.phase != READY
@@ -139,7 +139,7 @@ class Attendance:
             host = self._host
         found = self._point.beat(host, self.agreement)
         if found.is_taken:
-            self._fail(f"another command has come as host {host.name}: each host needs a --host-name of its own")
+            self._fail(f"another command runs as host {host.name}: each host needs its own --host-name")
             return
         if found.holder is None or found.holder.run != host.run:
             self._empty_at = clock.now()
@@ -184,7 +184,7 @@ class Attendance:
         if known is None or agreement is None or host.name not in known.names:
             return
         if host.stage != CAME and known.training != agreement.training:
-            self._fail(f"another training has begun at {self._meet}")
+            self._fail(f"another run has begun at {self._meet}")
         elif host.name not in agreement.names:
             self._fail(f"another host has taken the place of host {host.name}")
 
@@ -198,7 +198,7 @@ class Attendance:
         if not self.is_silent and clock.now() - self._answered_at >= LEASE:
             self.is_silent = True
             works = self.agreement is not None and self.agreement.phase == READY
-            what = "Processes continue; what happens on other hosts is not heard" if works else "All hosts wait"
+            what = "Processes continue, without news of other hosts," if works else "All hosts wait"
             text = f"the meeting point at {self._meet} does not answer ({printable(str(error), 200)}). {what} until"
             self._looks.put(Look(f"{text} the same command runs on its host again", is_over=False))
 

@@ -249,8 +249,8 @@ class ThisHost:
                 alive_until = alive_until or clock.now() + LEASE + 1
                 if clock.now() >= alive_until:
                     raise CannotStartError(
-                        f"host {host.name} is in the training at {meet} already, and its command runs. If this is "
-                        "another host, give it a --host-name of its own; another training needs another port in "
+                        f"host {host.name} takes part in the run at {meet} already, and its command runs. If this is "
+                        "another host, give it its own --host-name; another run needs another port in "
                         "--meet",
                         1,
                     )
@@ -266,7 +266,7 @@ class ThisHost:
                 if isinstance(error, redis.AuthenticationError) or "AUTH" in str(error):
                     raise self._wrong_password() from None
                 raise CannotStartError(
-                    f"what answers at {meet} is not the meeting point of a training: {printable(str(error), 200)}", 1
+                    f"the server at {meet} is not the meeting point of a run: {printable(str(error), 200)}", 1
                 ) from None
             clock.sleep(0.2)
 
@@ -274,7 +274,7 @@ class ThisHost:
         given = "another password" if self._options.password else "a password"
         return CannotStartError(
             f"the meeting point at {self._options.meet} has {given}: give the same one on every host, in "
-            "REDISACC_PASSWORD or --password-file. A server of somebody else may have this port, too",
+            "REDISACC_PASSWORD or --password-file. Or another server uses this port",
             1,
         )
 
@@ -285,9 +285,9 @@ class ThisHost:
         terms = terms if agreement is None else agreement.terms
         if terms != own:
             raise CannotStartError(
-                f"another training meets at {meet}, or the commands differ: it was started with `{terms}`, and this "
+                f"another run meets at {meet}, or the commands differ: it was started with `{terms}`, and this "
                 f"command is `{own}`. Give the same command on every host, and another port in --meet for another "
-                "training",
+                "run",
                 1,
             )
         if agreement is not None:
@@ -296,15 +296,15 @@ class ThisHost:
     def _check_room(self, agreement: Agreement, hosts: Mapping[str, Host]) -> None:
         name = self._options.name
         if agreement.phase in (FINISHED, FAILED):
-            raise CannotStartError(f"the training at {self._options.meet} has just ended: wait a few seconds", 1)
+            raise CannotStartError(f"the run at {self._options.meet} has just ended: wait a few seconds", 1)
         if self._options.joins or self._meeting_server is not None or name in agreement.names:
             return
         members = [member.name for member in agreement.members]
         gone = [member for member in members if member not in hosts]
-        also = f". Gone is {', '.join(gone)}: with --join, this host takes that place"
+        also = f". Missing: {', '.join(gone)}; with --join, this host takes that place"
         raise CannotStartError(
             f"host {name} is one too many for the {len(members)} hosts at {self._options.meet}, which are "
-            f"{', '.join(members)}{also if gone else '. With --join, it comes with more workers'}",
+            f"{', '.join(members)}{also if gone else '. With --join, it adds workers'}",
             1,
         )
 
@@ -317,7 +317,7 @@ class ThisHost:
         assert self._attendance is not None
         terms, meet, hosts = self._options.terms, self._options.meet, self._attendance.hosts
         if agreement is not None:
-            return f"waiting for a place in the training at {meet}"
+            return f"waiting for a place in the run at {meet}"
         if all(host.role != MEETS for host in hosts.values()):
             return f"waiting for the host that has the meeting point at {meet}: does the command run there?"
         come = [host.name for host in come_by_now(hosts, terms)]
@@ -328,7 +328,7 @@ class ThisHost:
             ports += f" on {meet.host}, and {nodes} on all of them"
         return (
             f"waiting for {missing} of {terms.hosts} hosts; {', '.join(come)} {'have' if len(come) > 1 else 'has'} "
-            f"come to {meet}. On the others, check that the same command runs and can reach {ports}"
+            f"joined at {meet}. On the others, check that the same command runs and can reach {ports}"
         )
 
     def _is_ready(self, agreement: Agreement | None) -> bool:
@@ -340,7 +340,7 @@ class ThisHost:
         hosts = self._attendance.hosts
         gone = [name for name in agreement.names if name not in hosts]
         if gone:
-            return f"waiting for host {', '.join(gone)}, which is gone: start the same command there again"
+            return f"waiting for host {', '.join(gone)}, which is missing: start the same command there again"
         late = [name for name in agreement.names if hosts[name].stage == CAME]
         if late:
             return f"waiting for the nodes of host {', '.join(late)}"
@@ -386,7 +386,7 @@ class ThisHost:
                 raise CannotStartError(f"cannot use port {port} for a node: {error}", 1) from None
             if not free:
                 raise CannotStartError(
-                    f"port {port} of {self._address} is in use, by another training or another program: choose "
+                    f"port {port} of {self._address} is in use, by another run or another program: choose "
                     "another --node-port, or another port in --meet",
                     1,
                 )
@@ -445,7 +445,9 @@ class ThisHost:
                 return end
             alone_at = (alone_at or clock.now() + self._options.grace) if self._attendance.is_silent else None
             if alone_at is not None and clock.now() >= alone_at:
-                self._say("the meeting host is still gone, and the processes of this host have ended: the run ends")
+                self._say(
+                    "the meeting host still does not answer, and the processes of this host have ended: the run ends"
+                )
                 return 0
             reminder.remind("the processes of this host have ended; its node stays until all hosts have finished")
             clock.sleep(_PAUSE)

@@ -60,7 +60,7 @@ class News:
         before, self._before = self._before, seen
         agreement = seen.agreement
         if not settled:
-            # Nobody is gone.
+            # No host is missing.
             seen = self._before = Seen(agreement, {**before.hosts, **seen.hosts})
         if agreement is None or (before.agreement is None and agreement.phase == STARTING):
             return self._of_gathering(before, seen)
@@ -73,7 +73,7 @@ class News:
         if agreement.phase == FAILED:
             host, code = agreement.failed.split()
             return [f"a process on host {host} was given up (exit code {code}): the run ends on all hosts"]
-        return ["the training is finished on all hosts"] if agreement.phase == FINISHED else []
+        return ["the run is finished on all hosts"] if agreement.phase == FINISHED else []
 
     def _of_gathering(self, before: Seen, seen: Seen) -> list[str]:
         earlier = [host.name for host in come_by_now(before.hosts, self._terms)]
@@ -81,9 +81,9 @@ class News:
         stayed = [name for name in earlier if name in now]
         new = [name for name in now if name not in earlier]
         return [
-            *(f"host {name} is gone" for name in earlier if name not in now),
+            *(f"host {name} is missing" for name in earlier if name not in now),
             *(
-                f"host {name} has come to {self._meet} ({number} of {self._terms.hosts})"
+                f"host {name} has joined at {self._meet} ({number} of {self._terms.hosts})"
                 for number, name in enumerate(new, len(stayed) + 1)
             ),
         ]
@@ -93,7 +93,7 @@ class News:
         nodes = terms.hosts * (1 + terms.replicas)
         ready = f"the cluster of {nodes} nodes is ready" if terms.nodes else "every host has its numbers"
         workers = workers_text(0, terms.hosts * terms.workers)
-        return [f"all {len(agreement.members)} hosts have come, and {ready}: {workers}"]
+        return [f"all {len(agreement.members)} hosts have joined, and {ready}: {workers}"]
 
     def _of_members(self, before: Seen, seen: Seen, agreement: Agreement) -> list[str]:
         lines = []
@@ -116,14 +116,14 @@ class News:
             is_new = was is not None and host is not None and host.run != was.run
             if name not in self.away and (host is None or is_new):
                 self.away.add(name)
-                lines.append(f"host {name} is gone{advice if number < len(agreement.members) else ''}")
+                lines.append(f"host {name} is missing{advice if number < len(agreement.members) else ''}")
             if host is None or _is_coming(host):
                 continue
             if name in self.away:
                 self.away.discard(name)
-                lines.append(f"host {name} is back")
+                lines.append(f"host {name} has returned")
             elif was is not None and host.starts != was.starts:
-                lines.append(f"a node on host {name} has been started again")
+                lines.append(f"a node on host {name} was restarted")
         return lines
 
 

@@ -128,7 +128,7 @@ class Nodes:
         found = self._identities()
         if found != tuple(identities):
             raise ServerError(
-                f"the directory {self._directories[0]} holds a node of another training, {found[0]} instead of "
+                f"the directory {self._directories[0]} holds a node of another run, {found[0]} instead of "
                 f"{identities[0]}: choose another directory, or remove it"
             )
         self._known = found
