@@ -83,7 +83,7 @@ def _kills(programs: Results) -> list[str]:
     return [
         "One of two processes is killed after its first epoch:\n",
         f"- **redisacc:** {_ours(ours, programs[OURS]['weights'])}",
-        f"- **DDP:** {_theirs(ddp)} A process cannot join again by itself: `torchrun` [starts all of them again]"
+        f"- **DDP:** {_theirs(ddp)} A process cannot join again by itself: `torchrun` [restarts all of them]"
         f"({_TORCHRUN}), from the program's own checkpoint.",
         "- **Horovod**, according to its code and documentation: `horovodrun` [terminates all workers when any fails]"
         f"({_HOROVOD}/horovod/runner/gloo_run.py#L136). Elastic Horovod [continues]({_HOROVOD}/docs/elastic.rst) from "
@@ -98,7 +98,7 @@ def _ours(kill: Results, undisturbed: str) -> str:
     if kill["weights"] != [undisturbed]:
         return f"**the processes end with other weights than without a kill: {', '.join(kill['weights'])}.**"
     return (
-        f"`redisacc run` starts it again. The other one waits {kill['pause']:.1f} s for it, most of which is the start "
+        f"`redisacc run` restarts it. The other one waits {kill['pause']:.1f} s for it, most of which is the start "
         "of Python and torch. Both end with the weights of an undisturbed run, bit for bit."
     )
 

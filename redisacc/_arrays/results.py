@@ -80,8 +80,8 @@ class Round(Generic[G_co]):
             ``staleness``.
         total_weight: the sum of their weights; ``num_accumulated`` if all are 1.
         metrics: the mean of each metric, over the gradients that have it, by the weights that were given with them;
-            NaN if one of these values is. If a worker has several gradients in the round, only those whose metrics fit
-            into 896 bytes as text count.
+            NaN if one of these values is. If a worker has several gradients in the round, metrics count that fit into
+            2,048 bytes as text, together with what else the round keeps of it.
 
     Example:
         >>> import redisacc

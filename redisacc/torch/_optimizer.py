@@ -66,8 +66,8 @@ class Optimizer(torch.optim.Optimizer):
                 optimizer.zero_grad()
 
     A parameter without a gradient counts as one whose gradient is 0, because another process may have one for it: its
-    weight decays, and its momentum still moves it. Parameters that do not require a gradient when you wrap the
-    optimizer, or that the optimizer does not have, stay as they are.
+    weight decays, and its momentum still moves it. Parameters that the optimizer does not have stay as they are, and so
+    do those that do not require a gradient when you wrap it. With ``fused=False``, you may unfreeze those later.
 
     Buffers, such as the statistics of BatchNorm, change in each process by themselves. Weights do not depend on them.
     Before you evaluate or save the model, make them equal with ``sync_buffers()``, or compute them with the weights
