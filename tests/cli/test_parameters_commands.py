@@ -59,7 +59,7 @@ def test_show_of_a_training(cli, cli_json, client, weights):
     assert (found["finished"], found["workers"]) == (True, 3)
     text = cli("show", "t").stdout
     assert "step         0, the last one\n" in text
-    assert "workers      the data is shared among 3\n" in text
+    assert "workers      3 share the data\n" in text
     client.hset("redisacc:{t}:parameters", "workers", "-3")
     assert "workers holds" in cli("show", "t").stderr
 

@@ -29,7 +29,7 @@ def main():
     """Runs the trainings, and takes the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--into", type=Path, default=IMAGES, help="the folder")
-    parser.add_argument("--only", choices=PICTURES, nargs="+", default=["dashboard", "dashboard-phone-dark"])
+    parser.add_argument("--only", choices=PICTURES, nargs="+", default=["dashboard"])
     parser.add_argument("--seconds", type=float, default=30, help="how long the trainings run before the pictures")
     options = parser.parse_args()
     with Server() as server, redis.Redis.from_url(server.url) as client, trainings(server.url):

@@ -100,7 +100,7 @@ def sections(monitor: Monitor, query: Query, problem: str) -> dict[str, str]:
     matching = [view for name, view in views.items() if wanted in name.casefold()]
     if query.sort != "name":
         matching.sort(key=SORTS[query.sort], reverse=True)
-    # Trainings first, and then accumulators without parameters.
+    # Runs first, and then accumulators without parameters.
     matching.sort(key=lambda view: view.parameters is None)
     shown = matching[: query.rows]
     found: dict[str, Any] = {

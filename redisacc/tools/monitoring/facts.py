@@ -77,7 +77,7 @@ def facts_of_parameters(info: ParametersInfo, seconds: float | None) -> Facts:
     return [
         ("step", f"{info.step}, the last one" if info.finished else progress_text(info.step, info.until)),
         ("step time", "" if seconds is None else step_seconds_text(seconds)),
-        ("workers", "" if info.workers is None else f"the data is shared among {info.workers}"),
+        ("workers", "" if info.workers is None else f"{info.workers} share the data"),
         ("leaves", f"{info.leaves} ({bytes_text(info.nbytes)}{encoded})"),
         ("optimizer", "" if info.updates is None else f"{info.optimizer}, {count_text(info.updates, 'update')}"),
         ("state", bytes_text(info.state_bytes) if info.state_bytes else ""),

@@ -181,7 +181,7 @@ function showOrder(order) {
 }
 
 const heading = (text) => element("tr", { class: "group" }, element("th", { colspan: 6, scope: "rowgroup", text }));
-const GROUPS = { true: heading("Trainings"), false: heading("Accumulators") };
+const GROUPS = { true: heading("Runs"), false: heading("Accumulators") };
 
 // Returns a training if there is one, and of several, the one that stalls or has the most late workers.
 function mostUrgent(order) {
