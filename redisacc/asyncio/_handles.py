@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, Self, TypeVar, cast
 
-import redisacc
+from redisacc import types
 from redisacc.asyncio import _sharing
 from redisacc.asyncio._waits import LoopWaits
 from redisacc.errors import CancelledError, InvalidArgumentError
@@ -191,7 +191,7 @@ def _described(method: Callable[..., Any], text: str) -> Callable[[Callable[...,
         functools.update_wrapper(call, method, assigned=("__name__",), updated=())
         del call.__wrapped__  # type: ignore[attr-defined]
         call.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
-        module = "redisacc" if method.__qualname__.partition(".")[0] in dir(redisacc) else "redisacc.types"
+        module = "redisacc.types" if method.__qualname__.partition(".")[0] in types.__all__ else "redisacc"
         call.__doc__ = text.format(f":meth:`{module}.{method.__qualname__}`")
         return call
 
