@@ -40,7 +40,7 @@ class Server:
     With a `dir`, the server saves a snapshot of its data there a minute after a change, and whenever it is stopped. A
     crash of the server itself, or of the machine, loses all changes since the last snapshot. With `durable`, it appends
     every change to a file instead, which is written to the disk once a second: a crash loses at most about two seconds,
-    and rounds of large gradients take 1.5 to 2.3 times as long. You may switch between the two: a server that finds
+    and rounds of large gradients take 1.5 to 2.7 times as long. You may switch between the two: a server that finds
     data of the other kind converts it. If snapshots fail, for example on a full disk, the server continues without
     them, and logs that.
 

@@ -58,7 +58,7 @@ _CHECK_SECONDS = 5.0
     "--durable",
     is_flag=True,
     help="Append every change to a file, so that a crash loses at most about two seconds. Rounds of large gradients "
-    "take 1.5 to 2.3 times as long.",
+    "take 1.5 to 2.7 times as long.",
 )
 @click.option(
     "--cluster",
