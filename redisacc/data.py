@@ -38,7 +38,7 @@ class Batches:
         size: the number of examples, such as ``len(images)``.
         batch_size: the number of examples in a step, all workers together.
         seed: a number, at least 0. Give the same in all processes.
-        shuffle: whether each epoch has an order of its own. False: the examples in ascending order.
+        shuffle: whether each epoch has its own order. False: the examples in ascending order.
 
     Raises:
         InvalidArgumentError: an argument is invalid.

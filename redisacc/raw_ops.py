@@ -77,7 +77,7 @@ def ConditionalAccumulator(
             as long as this process.
         reduction_type: "MEAN" or "SUM".
         name: labels log records.
-        redis: a client of redis-py or valkey-py, a URL, or None.
+        redis: a redis-py or valkey-py client, a URL, or None.
 
     Returns:
         The handle.
@@ -114,7 +114,7 @@ def SparseConditionalAccumulator(
             as long as this process.
         reduction_type: "MEAN" or "SUM".
         name: labels log records.
-        redis: a client of redis-py or valkey-py, a URL, or None.
+        redis: a redis-py or valkey-py client, a URL, or None.
 
     Returns:
         The handle.
@@ -141,7 +141,7 @@ def AccumulatorApplyGradient(
         local_step: the step that the gradient was computed for.
         gradient: the gradient, as in ``redisacc.ConditionalAccumulator.apply_grad``.
         name: labels log records.
-        redis: a client of redis-py or valkey-py, a URL, or None.
+        redis: a redis-py or valkey-py client, a URL, or None.
 
     Returns:
         A result that is true if the gradient was accepted.
@@ -165,7 +165,7 @@ def AccumulatorTakeGradient(
         num_required: integer scalar, at least 1.
         dtype: must be the accumulator's dtype.
         name: labels log records.
-        redis: a client of redis-py or valkey-py, a URL, or None.
+        redis: a redis-py or valkey-py client, a URL, or None.
         timeout: seconds to wait at most, 0 or more. None means forever.
 
     Returns:
@@ -198,7 +198,7 @@ def SparseAccumulatorApplyGradient(
         gradient_shape: the shape of the whole array, as an integer vector; ignored unless ``has_known_shape`` is True.
         has_known_shape: whether ``gradient_shape`` is to be checked against the declared shape.
         name: labels log records.
-        redis: a client of redis-py or valkey-py, a URL, or None.
+        redis: a redis-py or valkey-py client, a URL, or None.
 
     Returns:
         A result that is true if the gradient was accepted.
@@ -230,7 +230,7 @@ def SparseAccumulatorTakeGradient(
         num_required: integer scalar, at least 1.
         dtype: must be the accumulator's dtype.
         name: labels log records.
-        redis: a client of redis-py or valkey-py, a URL, or None.
+        redis: a redis-py or valkey-py client, a URL, or None.
         timeout: seconds to wait at most, 0 or more. None means forever.
 
     Returns:
@@ -248,7 +248,7 @@ def AccumulatorNumAccumulated(*, handle: str, name: str | None = None, redis: ob
     Args:
         handle: the handle of the accumulator.
         name: labels log records.
-        redis: a client of redis-py or valkey-py, a URL, or None.
+        redis: a redis-py or valkey-py client, a URL, or None.
     """
     return _use(_accumulator_of(handle, redis), lambda accumulator: accumulator.num_accumulated(name))
 
@@ -262,7 +262,7 @@ def AccumulatorSetGlobalStep(
         handle: the handle of the accumulator.
         new_global_step: integer scalar in [-2**63, 2**63 - 1].
         name: labels log records.
-        redis: a client of redis-py or valkey-py, a URL, or None.
+        redis: a redis-py or valkey-py client, a URL, or None.
     """
     _use(_accumulator_of(handle, redis), lambda accumulator: accumulator.set_global_step(new_global_step, name))
 

@@ -172,7 +172,7 @@ def encoded_dtype(dtype: DType, size: int, encoding: Encoding) -> np.dtype[Any]:
 
 
 def encode(gradient: Gradient, encoding: Encoding, name_of: NameOf, dtypes: Sequence[DType] | None = None) -> Gradient:
-    """Returns a gradient with its sections of float32 encoded, in memory of its own. The others stay as they are.
+    """Returns a gradient with its sections of float32 encoded, in its own memory. The others stay as they are.
 
     Args:
         gradient: the gradient.
@@ -303,7 +303,7 @@ def _encode_blocks(rows: Array, blocks: Array, scratch: Array) -> bool:
 
 
 def decode(blocks: Array, size: int, where: str) -> Array:
-    """Returns the elements of blocks as a vector of float32, in memory of its own.
+    """Returns the elements of blocks as a vector of float32, in its own memory.
 
     Args:
         blocks: a vector of BLOCKS.

@@ -14,7 +14,7 @@ from redisacc.errors import InvalidArgumentError
 class IndexedSlices:
     """Rows of a larger array, like TensorFlow's class of that name: ``values[i]`` is the row at ``indices[i]``.
 
-    Each argument may also be a dense array of torch, JAX or TensorFlow.
+    Each argument may also be a dense torch, JAX or TensorFlow array.
 
     Args:
         values: array-like of shape ``[n, *row]``.

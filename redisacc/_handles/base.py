@@ -84,7 +84,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             braces or control characters. If there is an accumulator of that name, it is opened; otherwise it is
             created. None or "" creates a private one, which is removed when this handle is closed.
         name: labels log records.
-        redis: a client of redis-py or valkey-py, a URL (``redis://``, ``rediss://``, ``unix://``; ``valkey://`` and
+        redis: a redis-py or valkey-py client, a URL (``redis://``, ``rediss://``, ``unix://``; ``valkey://`` and
             ``valkeys://`` are synonyms), or None for the environment variable ``REDISACC_URL``, else
             ``redis://localhost:6379/0``. While a take waits, a client's pool needs two spare connections: one for
             requests and one to listen on.
@@ -471,8 +471,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
         The numbers are exact even if Ctrl-C, or another signal handler that raises, has ended a call at any moment. If
         it is then unknown whether the last gradient was counted, this method asks the server, and ensures that an
-        uncounted gradient never will be counted. Otherwise, it sends nothing. An ``OutcomeUnknownError`` has a
-        ``settle()`` of its own, which sends the gradient again and returns the result of its apply.
+        uncounted gradient never will be counted. Otherwise, it sends nothing. An ``OutcomeUnknownError`` has its own
+        ``settle()``, which sends the gradient again and returns the result of its apply.
 
         To learn whether a single gradient was counted, compare the numbers from before and after its apply.
 

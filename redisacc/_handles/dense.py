@@ -79,8 +79,8 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
         Args:
             grad: the gradient. It has the declared shape and, unless the round is empty, exactly the shape of the
                 round (there is no broadcasting). Scalars and arrays without elements count like any other. Any memory
-                layout and byte order is accepted, and any dense array of torch, JAX or TensorFlow, which is copied only
-                if it is on another device. Other dtypes are converted where numpy's "same_kind" cast allows; a number
+                layout and byte order is accepted, and any dense torch, JAX or TensorFlow array, which is copied only if
+                it is on another device. Other dtypes are converted where numpy's "same_kind" cast allows; a number
                 beyond a narrower floating-point type becomes infinite. Missing values are refused.
             local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for. Later steps
                 than the accumulator's are accepted, and earlier ones by up to its ``staleness``, which is 0 unless
@@ -144,7 +144,7 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
                 buffered, and is then encoded.
 
         Returns:
-            An array of the same shape in the accumulator's dtype, in memory of its own.
+            An array of the same shape in the accumulator's dtype, in its own memory.
 
         Raises:
             InvalidArgumentError: the gradient or ``encoding`` is invalid.

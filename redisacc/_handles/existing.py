@@ -29,7 +29,7 @@ def open_existing(
 
     Args:
         keys: the keys of the accumulator.
-        redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
+        redis: a redis-py or valkey-py client, a URL, or None, as for ``ConditionalAccumulator``.
         worker: the name under which gradients of the handle are counted. None means "host:pid".
         encoding: how the elements of its gradients travel, as for ``ConditionalAccumulator``.
         finite: whether it refuses gradients with NaN or infinities.

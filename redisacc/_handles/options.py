@@ -92,10 +92,10 @@ class Limits:
         buffer: how many bytes the buffered gradients of a round may have together, given at creation and for all
             handles. Beyond it, clients compact; with ``order="worker"``, gradients are refused (AccumulatorFullError).
             None: 256 MiB, or no limit with ``order="worker"``, or as the accumulator was created.
-        inline: buffered gradients of more bytes than this are stored in parts, under keys of their own, which are
-            written and read as they are. The others are stored together in a hash. Gradients of at least eight times as
-            many bytes are announced, and takers read their parts while they arrive. 0: all are stored in parts. None
-            means 65,536, which was measured. It applies to the gradients of this handle.
+        inline: buffered gradients of more bytes than this are stored in parts, under their own keys, which are written
+            and read as they are. The others are stored together in a hash. Gradients of at least eight times as many
+            bytes are announced, and takers read their parts while they arrive. 0: all are stored in parts. None means
+            65,536, which was measured. It applies to the gradients of this handle.
     """
 
     in_place: int | None = None

@@ -60,7 +60,7 @@ class Parameters(Closing):
     Args:
         shared_name: the name under which other processes find the parameters: 1 to 512 bytes in UTF-8, without braces
             or control characters. An accumulator may have the same name.
-        redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
+        redis: a redis-py or valkey-py client, a URL, or None, as for ``ConditionalAccumulator``.
         name: labels log records.
         publisher: the name under which this handle publishes, which ``redisacc show`` shows. None means "host:pid".
         encoding: how this handle publishes float32 elements: "float32" (or None), as they are, or "bfloat16", rounded

@@ -72,7 +72,7 @@ class Reducer(Closing):
 
     Args:
         pattern: the names of the accumulators, as a glob of the server: ``*``, ``?``, ``[ab]``.
-        redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
+        redis: a redis-py or valkey-py client, a URL, or None, as for ``ConditionalAccumulator``.
         max_accumulators: how many accumulators it works on at the same time, at least 1. The others get no reducer
             until one of these has been idle for 10 seconds.
         node: the address "host:port" of a node of a Redis Cluster, as the cluster announces it: it works on what this

@@ -92,7 +92,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
                 so each index counts once for the gradient. No index may be negative, and all must be below dimension 0
                 if that was declared. A gradient with n = 0 counts as a gradient and dilutes nothing.
             grad_values: the rows, ``[n, *row]``; ``row`` fits the declared shape and, unless the round is empty, equals
-                the round's. Like the indices, they may be a dense array of torch, JAX or TensorFlow. Other dtypes are
+                the round's. Like the indices, they may be a dense torch, JAX or TensorFlow array. Other dtypes are
                 converted where numpy's "same_kind" cast allows; a number beyond a narrower floating-point type becomes
                 infinite. Missing values are refused.
             grad_shape: integer vector: the shape of the whole array. It is checked against the declared shape and
@@ -222,7 +222,7 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
                 buffered, and is then encoded.
 
         Returns:
-            The rows, sorted by index, each index once, in memory of their own.
+            The rows, sorted by index, each index once, in their own memory.
 
         Raises:
             InvalidArgumentError: the gradient or ``encoding`` is invalid.

@@ -188,7 +188,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
                 buffered, and is then encoded.
 
         Returns:
-            A tree like the result of ``take_grad``, in memory of its own.
+            A tree like the result of ``take_grad``, in its own memory.
 
         Raises:
             InvalidArgumentError: the gradient or ``encoding`` is invalid.

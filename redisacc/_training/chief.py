@@ -115,7 +115,7 @@ class Chief(Reconciliation):
         state: a tree of everything else that the chief needs after a restart, such as the optimizer's state. Workers do
             not fetch it. With an ``optimizer``, its state to begin with, as ``latest_state()`` returns it: each slot as
             a tree like the parameters, and "updates". None means a new state.
-        redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
+        redis: a redis-py or valkey-py client, a URL, or None, as for ``ConditionalAccumulator``.
         encoding: how float32 parameters are sent to the workers: "float32" (or None), or "bfloat16", rounded to half as
             many bytes. Workers then compute with rounded parameters. The chief continues with its own, also after a
             restart, because they are published in float32 as a part of the state: see ``publish``. Each ``Worker``

@@ -91,7 +91,7 @@ class Training(Closing):
         number: the number of this worker, as for ``Worker``.
         quorum: what a step waits for, as for ``Chief``. None means a gradient of each worker.
         checkpoint: as for ``Chief``.
-        redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
+        redis: a redis-py or valkey-py client, a URL, or None, as for ``ConditionalAccumulator``.
         patience: as for ``Worker``.
         accumulator: as for ``Chief``, and ``finite`` as for ``Worker``; ``partitions`` is "auto" here, so a large model
             is spread over all nodes of a cluster. Every process should give the same options, because each may lead.

@@ -129,7 +129,7 @@ class Worker(Participant):
         number: the number of this worker, from 0. None means the environment variable ``REDISACC_WORKER_NUMBER``, which
             `redisacc run` sets; else the number of the predecessor with the same ``REDISACC_RUN_ID``; else the lowest
             free one.
-        redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
+        redis: a redis-py or valkey-py client, a URL, or None, as for ``ConditionalAccumulator``.
         encoding: how the float32 elements of this worker's gradients are sent: "float32" (or None), "bfloat16" or
             "int8", as for ``ConditionalAccumulator``. Workers may differ.
         finite: what happens to a gradient that holds NaN or an infinity. "skip": the step continues without it, as with
@@ -620,7 +620,7 @@ class Worker(Participant):
                 buffered, and is then encoded.
 
         Returns:
-            A tree like the chief's gradients, an array, or ``IndexedSlices``, in memory of its own.
+            A tree like the chief's gradients, an array, or ``IndexedSlices``, in its own memory.
 
         Raises:
             InvalidArgumentError: the gradient is invalid.

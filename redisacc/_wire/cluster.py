@@ -504,7 +504,7 @@ class Cluster:
 
 
 def cluster_of(client: Any) -> Cluster:
-    """Returns the cluster that a client of redis-py or valkey-py leads to.
+    """Returns the cluster that a redis-py or valkey-py client leads to.
 
     Its settings, such as passwords and TLS, are used for our own connections. Its map of slots is not: how that is read
     and when it is renewed differs between versions, and so does what happens to a refused command.

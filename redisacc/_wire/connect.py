@@ -53,7 +53,7 @@ def connect(where: object) -> Transport:
     The same client or URL gives the same transport for as long as it is in use.
 
     Args:
-        where: a transport, which is returned; a client of redis-py or valkey-py, a URL, or None for the environment
+        where: a transport, which is returned; a redis-py or valkey-py client, a URL, or None for the environment
             variable ``REDISACC_URL``, else ``redis://localhost:6379/0``. The URL of a cluster is
             ``redis+cluster://[USER:PASSWORD@]HOST:PORT``, with further nodes after a comma, or the same with
             ``rediss+cluster``.

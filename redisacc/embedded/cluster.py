@@ -34,9 +34,9 @@ class Cluster:
     Args:
         masters: the number of masters, 1 to 100.
         replicas: the number of replicas of each master, 0 to 5.
-        dir: the directory for the nodes' data, each in a subdirectory of its own. It is created if it doesn't exist,
-            and kept; a later cluster of the same size continues with the data. None means temporary directories, which
-            are removed when the nodes end; no data is written to them.
+        dir: the directory for the nodes' data, each in its own subdirectory. It is created if it doesn't exist, and
+            kept; a later cluster of the same size continues with the data. None means temporary directories, which are
+            removed when the nodes end; no data is written to them.
         durable: as for `Server`: whether every change is written to disk, instead of snapshots. Needs `dir`.
         port: the TCP port of the first node; the others have the ports that follow. Each node also uses the port that
             is higher by 10,000, for the other nodes. At most 55,535 for the last node. None means free ports.
@@ -201,7 +201,7 @@ class Cluster:
             other.ask("CLUSTER", "FORGET", identity)
 
     def client(self, **kw: Any) -> redis.RedisCluster:
-        """Returns a new client of redis-py for the cluster.
+        """Returns a new redis-py client for the cluster.
 
         Args:
             **kw: arguments of `redis.RedisCluster`.

@@ -1,4 +1,4 @@
-"""Training of PyTorch models in several processes: an optimizer whose steps they make together.
+"""Trains PyTorch models in several processes: an optimizer whose steps they make together.
 
 Needs torch (``pip install 'redisacc[torch]'``).
 """

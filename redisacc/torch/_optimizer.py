@@ -528,7 +528,7 @@ class Optimizer(torch.optim.Optimizer):
             data: a dataset with a length.
             batch_size: how many examples this process uses in each step: the DataLoader's, times the number of
                 batches whose gradients are accumulated.
-            shuffle: whether each epoch has an order of its own.
+            shuffle: whether each epoch has its own order.
             seed: determines the orders; give the same in all processes.
 
         Returns:

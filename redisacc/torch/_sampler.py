@@ -72,7 +72,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         batch_size: how many of them this worker uses in each step.
         number: the number of the worker.
         workers: the number of all workers.
-        shuffle: whether each epoch has an order of its own.
+        shuffle: whether each epoch has its own order.
         seed: determines the orders, together with the number of the epoch.
         progress: where this process is. If it has made steps, epoch 0 is hardly the one that comes next.
     """
