@@ -456,6 +456,8 @@ def _each(
     return tuple([parse(entry, *more) for entry in entries])
 
 
+# A version lists those of many versions before it.
+@lru_cache(maxsize=1024)
 def _sized(text: str) -> Blob:
     blob, length, number = matched(_SIZED, text).groups()
     if not 0 < int(length) <= MAX_BLOB_BYTES or not (number is None or 0 < int(number) <= MOST_FLAT_PARTS):

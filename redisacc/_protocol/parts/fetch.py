@@ -213,9 +213,8 @@ def check_parts(transport: Transport, parts: Sequence[tuple[str, int]], stated_b
 
 def check_lengths(transport: Transport, keys: Keys, gradients: Sequence[BufferedGradient]) -> None:
     """Does the same for gradients in the round, whose headers state the lengths."""
-    large = [gradient for gradient in gradients if not gradient.inline]
-    if sum([gradient.nbytes for gradient in large]) > TRUSTED_BYTES:
-        check_parts(transport, _parts(keys, large), "its header")
+    if sum([gradient.nbytes for gradient in gradients]) > TRUSTED_BYTES:
+        check_parts(transport, _parts(keys, gradients), "its header")
 
 
 def lost_gradients(transport: Transport, keys: Keys, gradients: Sequence[BufferedGradient]) -> list[BufferedGradient]:

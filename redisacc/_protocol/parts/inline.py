@@ -40,8 +40,7 @@ class InlineReader:
     ) -> None:
         self._transport = transport
         self._of = of
-        self._expected: deque[BufferedGradient] = deque()
-        self.expect(gradients)
+        self._expected = deque([gradient for gradient in gradients if gradient.inline and gradient.nbytes])
         self._known = known
         self._fetched: dict[str, bytes | None] = {}
 

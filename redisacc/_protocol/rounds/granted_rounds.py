@@ -10,6 +10,7 @@ import logging
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
 
 from redisacc._format.attempts import StoredAttempt
@@ -104,7 +105,7 @@ def ended_round(keys: Keys, scripts: Scripts, token: str, gradients: Sequence[Bu
     if keys.partitions:
         items = [str(StoredAttempt(of.id, len(of.lengths))) for of in gradients if not of.inline]
     elif gradients:
-        items = [key for gradient in gradients for key in part_keys(keys, gradient)]
+        items = [*chain.from_iterable(map(part_keys, repeat(keys), gradients))]
     return EndedRound(keys, scripts, token, gradients, items)
 
 

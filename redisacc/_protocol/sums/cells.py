@@ -158,12 +158,14 @@ class Rows:
 
     Attributes:
         options: how the sum is made.
+        lanes: in how many lanes parts travel.
         round_sum: the sum of the round.
         uploads: the gradients that the round will probably hold.
         summed: the gradients in the sum, which are always the first of those that are wanted.
     """
 
     options: SumOptions
+    lanes: int
     round_sum: RoundSum
     uploads: ExpectedGradients
     summed: list[Upload] = field(default_factory=list)
@@ -197,7 +199,7 @@ class Rows:
         start, length = sum(upload.gradient.lengths[:number]), upload.gradient.lengths[number]
         return Part(
             self.options.keys.part(upload.gradient.id, number),
-            (number if self.options.keys.partitions else place + number) % self.options.lanes,
+            (number if self.options.keys.partitions else place + number) % self.lanes,
             None,
             number,
             length,
@@ -243,6 +245,8 @@ class Cells:
     Attributes:
         dense: the cells that are added, by their numbers.
         rows: the sum of the sparse sections; None means there are none, or they are not added.
+        lanes: in how many lanes parts travel.
+        ready: the cells that may have a part to request, for each partition. Partitions take turns.
         leaves_to_reducer: whether the dense parts of the expected gradients are left to a reducer.
         stored: the parts of reducers' sums that are taken for stored: the digest of the gradients, and the number.
     """
@@ -250,20 +254,19 @@ class Cells:
     def __init__(self, options: SumOptions, round_sum: RoundSum, uploads: ExpectedGradients) -> None:
         self._options = options
         self._keys = options.keys
-        self._lanes = options.lanes
+        self.lanes = options.lanes
         self._store = options.store
         self._sum = round_sum
         self._uploads = uploads
         self.dense: dict[int, Cell] = {}
         has_rows = set(map(type, round_sum.sections)) != {DenseSum}
-        self.rows = Rows(options, round_sum, uploads) if has_rows and self._store is None else None
+        self.rows = Rows(options, self.lanes, round_sum, uploads) if has_rows and self._store is None else None
         self._every: list[Cell | Rows] = [] if self.rows is None else [self.rows]
         self.leaves_to_reducer = False
         self.stored: set[tuple[str, int]] = set()
         # The gradients up to the last one that was added whole, which all cells contain.
         self._whole: list[Upload] = []
-        # The cells that may have a part to request, for each partition. Partitions take turns.
-        self._ready: tuple[dict[Cell, None], ...] = tuple([{} for _ in self._keys.partitions or (0,)])
+        self.ready: tuple[dict[Cell, None], ...] = tuple([{} for _ in self._keys.partitions or (0,)])
         self._turn = 0
 
     def begin(self, cut: Cut) -> None:
@@ -314,29 +317,31 @@ class Cells:
         for dense in self.dense.values():
             if dense.coming:
                 dense.keep_coming(wanted)
-        for ready in self._ready:
+        for ready in self.ready:
             ready.clear()
 
     # Choosing the parts that are requested next.
 
     def advance_all(self) -> None:
         """Queues all cells: more of their parts may be there."""
-        for number in self.dense:
-            self.advance(number)
+        for number, cell in self.dense.items():
+            self.ready[number % len(self.ready)][cell] = None
+            if self._store is not None:
+                self._offer(cell, self._store)
 
     def advance(self, number: int) -> None:
         """Queues a cell, if there is one of this number: more of its parts may be there."""
         cell = self.dense.get(number)
         if cell is not None:
-            self._ready[number % len(self._ready)][cell] = None
+            self.ready[number % len(self.ready)][cell] = None
             if self._store is not None:
                 self._offer(cell, self._store)
 
     def next(self) -> Part | None:
         """Returns the part to request next; None means there is none."""
-        for _ in self._ready:
-            ready = self._ready[self._turn]
-            self._turn = (self._turn + 1) % len(self._ready)
+        for _ in self.ready:
+            ready = self.ready[self._turn]
+            self._turn = (self._turn + 1) % len(self.ready)
             while ready:
                 cell = next(iter(ready))
                 part = self._next_of(cell)
@@ -364,7 +369,7 @@ class Cells:
         if upload.cut is None or not upload.there[number]:
             return None
         length, pieces = upload.gradient.lengths[number], upload.cut[cell.number]
-        key, lane = self._keys.part(upload.gradient.id, number), cell.number % self._lanes
+        key, lane = self._keys.part(upload.gradient.id, number), cell.number % self.lanes
         part = Part(key, lane, cell.number, number, length, [upload], must_be_there=upload.admitted)
         if not place and len(pieces) == 1 and pieces[0].nbytes == length and upload.gradient.factor == 1:
             memory = self._piece_of_sum(pieces[0])
@@ -376,7 +381,7 @@ class Cells:
         """Returns the part of the sum of the expected gradients, which a reducer has stored."""
         places = list(map(self._piece_of_sum, cell.pieces))
         length = sum([place.nbytes for place in places])
-        key, lane = self._keys.sum(self._uploads.digest, cell.number), cell.number % self._lanes
+        key, lane = self._keys.sum(self._uploads.digest, cell.number), cell.number % self.lanes
         adds = self._uploads.every[: self._uploads.expected]
         part = Part(key, lane, cell.number, cell.number, length, adds, is_sum=True)
         if len(places) == 1 and places[0].dtype == places[0].dtype.newbyteorder("<"):

@@ -99,7 +99,7 @@ class PartFetch:
 
     def __init__(self, cells: Cells, options: SumOptions) -> None:
         self._cells = cells
-        self.homes, self.lanes = options.homes, options.lanes
+        self.homes, self.lanes = options.homes, cells.lanes
         self._window = min((len(self.homes) or 1) * options.window, MOST_WINDOW_BYTES)
         self._nbytes = 0
         self.in_flight: dict[Part, None] = {}
@@ -113,7 +113,6 @@ class PartFetch:
         for part in self.in_flight:
             if part.lent is not None:
                 self._take_back(part)
-        self.more()
         return list(self.in_flight)
 
     def more(self) -> list[Part]:
@@ -121,8 +120,9 @@ class PartFetch:
         requested: list[Part] = []
         if self.on_pause is not None and self.on_pause():
             return requested
-        while self._nbytes < self._window:
-            part = self._cells.next()
+        cells = self._cells
+        while self._nbytes < self._window and (cells.rows is not None or any(cells.ready)):
+            part = cells.next()
             if part is None:
                 break
             self.in_flight[part] = None
@@ -153,15 +153,12 @@ class PartFetch:
         if part.must_be_there:
             raise PartMissingError(part.key)
         self._cells.miss(part)
-        self.forget(part)
+        self.finish(part, arrived=False)
 
-    def finish(self, part: Part) -> None:
-        """Adds a part that has arrived."""
-        self._cells.finish(part)
-        self.forget(part)
-
-    def forget(self, part: Part) -> None:
-        """Notes that a part is no longer on its way."""
+    def finish(self, part: Part, *, arrived: bool = True) -> None:
+        """Notes that a part is no longer on its way, and adds it if it has arrived."""
+        if arrived:
+            self._cells.finish(part)
         del self.in_flight[part]
         self._nbytes -= part.length
         if part.lent is not None:
@@ -355,8 +352,8 @@ class PartSums:
         if self._cells.leaves_to_reducer:
             self._fetch_sums()
         self._cells.advance_all()
-        self._add(inline)
-        assert self._cells.done == len(gradients)
+        done = self._add(inline)
+        assert done == len(gradients)
         if not gradients:
             self._cells.clear_dense()
         for gradient in gradients:
@@ -388,16 +385,16 @@ class PartSums:
         known = self._uploads.find(gradient.id)
         return known if known is not None and known.is_of(gradient) else self._upload_of(gradient)
 
-    def _add(self, inline: InlineReader) -> None:
-        """Adds whatever is there, in order."""
+    def _add(self, inline: InlineReader) -> int:
+        """Adds whatever is there, in order. Returns how many leading gradients are in the sums with all their parts."""
         while True:
             self._fetch_all()
             done = self._cells.done
             if self._stores or done >= self._uploads.bound:
-                return
+                return done
             first = self._uploads.every[done]
             if not first.admitted or first.cut is not None:
-                return
+                return done
             if not done:
                 self._cells.clear_dense()
             self._add_whole(first.gradient, inline)
@@ -416,14 +413,13 @@ class PartSums:
 
     def _fetch_all(self) -> None:
         """Fetches and adds the parts that are there. Does without the reducer if a part of its sum is forged."""
-        rows = self._cells.rows
-        while True:
-            if rows is not None:
-                rows.add()
-            if not (self._parts.more() or self._parts.in_flight):
-                return
+        if self._cells.rows is not None:
+            self._cells.rows.add()
+        while self._parts.more() or self._parts.in_flight:
             try:
+                # It goes on as long as there are more.
                 self._transport.fetch(self._parts)
+                return
             except (CorruptDataError, NotPermittedError):
                 if not any(part.is_sum for part in self._parts.in_flight):
                     raise
@@ -439,7 +435,7 @@ class PartSums:
             return
         self._cells.leaves_to_reducer = False
         for part in [part for part in self._parts.in_flight if part.is_sum]:
-            self._parts.forget(part)
+            self._parts.finish(part, arrived=False)
             if part.cell is not None and part in self._cells.dense[part.cell].coming:
                 self._cells.dense[part.cell].coming.clear()
         self._cells.advance_all()

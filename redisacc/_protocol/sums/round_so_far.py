@@ -107,11 +107,8 @@ class RoundSoFar:
 
     def forget(self) -> None:
         """Drops the sums so far: their round is over."""
-        self._drop_sums()
-        self._unknown = []
-
-    def _drop_sums(self) -> None:
         self._shape = self._round_sum = self.part_sums = self._inline_reader = None
+        self._unknown = []
 
     @property
     def _inline(self) -> InlineReader:
@@ -129,7 +126,7 @@ class RoundSoFar:
         if self.part_sums is None or self._round_sum is None or shape != self._shape:
             # Gradients that are still to be looked up may be of this round: they stay.
             if self.part_sums is not None:
-                self._drop_sums()
+                self._inline_reader = None
             self._shape = shape
             self._round_sum = self.spec.empty_sum(shape, where=self.keys.current.sums)
             self.part_sums = PartSums(
