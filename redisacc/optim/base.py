@@ -251,7 +251,7 @@ class Optimizer(ABC):
                 )
             lr = number(metrics[self.lr], f"metric {self.lr}, the learning rate of step {step},")
         else:
-            lr = number(self.lr(step), f"the result of lr({step}) returns") if callable(self.lr) else self.lr
+            lr = number(self.lr(step), f"the result of lr({step})") if callable(self.lr) else self.lr
         every = tuple(
             self._scalars(lr * group.factor, self.weight_decay if group.decays else 0.0, updates)
             for group in self._groups

@@ -168,7 +168,7 @@ def test_arrays_without_dimensions_are_numbers(form):
 
 def test_numbers_of_a_step_that_there_cannot_be():
     for returned in (-1, math.nan, math.inf, None, "0.1"):
-        with pytest.raises(InvalidArgumentError, match=r"what lr\(3\) returns must be a number in \[0, inf\), not"):
+        with pytest.raises(InvalidArgumentError, match=r"the result of lr\(3\) must be a number in \[0, inf\), not"):
             optim.SGD(lambda step, returned=returned: returned).scalars(3, 1)
     with pytest.raises(InvalidArgumentError, match=r"step 3 must be finite, but lr=1.5e\+308 makes one"):
         optim.Adam(1.5e308).scalars(3, 1)
