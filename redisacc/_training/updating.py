@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -184,7 +185,8 @@ class Updating:
         record = publish_whole(
             handle._transport,
             handle._reader,
-            known.model,
+            # That of the record has no schedule.
+            replace(known.model, optimizer=self._optimizer),
             step=known.step,
             whole=Whole(weights, leaves, known.updates),
             publisher=self._publisher,

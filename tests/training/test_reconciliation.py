@@ -46,7 +46,7 @@ def add(taken, parameters, state):
 
 # The state of an optimizer is restored, too, and so is a program's.
 UPDATE = {"sparse": ["table"], "update": add, "state": {"n": np.array(0)}}
-OPTIMIZER = {"sparse": ["table"], "optimizer": SGD(0.5, momentum=0.5)}
+OPTIMIZER = {"sparse": ["table"], "optimizer": SGD(lambda step: 0.5 / (1 + step % 3), momentum=0.5)}
 HOW = {"update": UPDATE, "optimizer": OPTIMIZER}
 EVERY_HOW = {
     **HOW,
