@@ -73,6 +73,7 @@ class LeadOptions:
         stops: whether this process is to lead no longer.
         own: returns the step and the weights that the worker in this process has, their incarnation, and what the
             program keeps; or None.
+        has_seen: whether this process has seen a version of this training, so that another one has led.
         snapshot: with mean gradients as versions, returns the step since which they are kept; None means not known.
         saved: returns what the run continues with if the server has nothing newer; unless ``checkpoint`` is given.
         brings: gets each part of a version that is computed here: the version, the number, and its bytes; or None.
@@ -91,6 +92,7 @@ class LeadOptions:
     here: Place
     stops: Callable[[], bool] = field(default=lambda: False)
     own: Callable[[], tuple[int, Any, str, str] | None] = field(default=lambda: None)
+    has_seen: Callable[[], bool] = field(default=lambda: False)
     snapshot: Callable[[], int | None] = field(default=lambda: None)
     saved: Callable[[], Checkpoint | None] = field(default=lambda: None)
     brings: Callable[[str, int, Array], None] | None = None
@@ -347,7 +349,8 @@ class Reconciliation(Participant):
 
     def _stand_by(self) -> None:
         crew, stops = self._crew, self._options.stops
-        follows = crew.stand_by("chief", stops) if self._options.standby else crew.wait_for("chief")
+        led = self._options.has_seen()
+        follows = crew.stand_by("chief", stops, follows=led) if self._options.standby else crew.wait_for("chief")
         self._follows = follows or self._follows
         self._keep("chief")
         self._view.lease = "held"

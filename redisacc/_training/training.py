@@ -201,6 +201,7 @@ class Training(Closing):
             redis=transport.blocking,
             stops=self._stops.is_set,
             own=lambda: None if self._worker is None else self._worker._latest,
+            has_seen=lambda: bool(self._published._reader.incarnation),
             snapshot=lambda: self.snapshot,
             brings=brings,
         )
@@ -324,7 +325,7 @@ class Training(Closing):
         """Stands by and leads, until the run is finished or this is closed."""
         try:
             while not (self._begins or self._stops.is_set()):
-                self._begins = self._patience.call(self._published.step, "to wait for the first weights") is not None
+                self._begins = self._patience.call(self._has_begun, "to wait for the first weights")
                 self._stops.wait(0 if self._begins else ASK_EVERY)
             while not self._stops.is_set():
                 try:
@@ -347,6 +348,17 @@ class Training(Closing):
             pass
         except BaseException as error:  # noqa: BLE001 - it is raised where the program is
             self._failure = error
+
+    def _has_begun(self) -> bool:
+        """Returns whether this process has weights that another one has begun with, or can read them."""
+        if self._worker is not None and self._worker._latest is not None:
+            return True
+        try:
+            return self._published.step() is not None
+        except NotFoundError:
+            # The server has lost the first ones, and others publish them again.
+            self._published._forget()
+            return False
 
     def _update_each(self, lead: Chief) -> None:
         if self._update is None:

@@ -87,6 +87,8 @@ class Updating:
         self._record: UpdateRecord | None = None
         # The version that was published last, as far as this process knows.
         self._known: KnownVersion | None = None
+        # All of that version, if this process has published it whole.
+        self._whole: Whole | None = None
 
     def reopen(self, accumulator: ConditionalAccumulatorBase[Any]) -> None:
         """Notes a handle on the gradients, perhaps in place of one whose accumulator the server has lost."""
@@ -125,6 +127,7 @@ class Updating:
             given: the weights to begin with, and the state of an optimizer or None, if nothing is published.
         """
         handle = self._parameters
+        self._whole = None
         record = begin_updates(
             handle._transport,
             handle._reader,
@@ -143,6 +146,10 @@ class Updating:
 
     def _begun_with(self, tree: Any, state: Any) -> Whole:
         """Returns weights to begin with, and the state of an optimizer with the same slots, or a new one."""
+        self._whole = whole = self._fitting(tree, state)
+        return whole
+
+    def _fitting(self, tree: Any, state: Any) -> Whole:
         schema, optimizer = self._schema, self._optimizer
         weights = schema.arrays_of(tree, "parameters")
         if isinstance(state, dict) and state.keys() == {*optimizer.slots, UPDATES}:
@@ -174,11 +181,12 @@ class Updating:
             DataLossError: nobody has some of the parts.
         """
         known, handle = self._version, self._parameters
-        leaves = self._commits.gather(known, self._record, check)
-        weights = leaves.pop(known.model.base)
+        if (whole := self._whole) is None:
+            leaves = self._commits.gather(known, self._record, check)
+            whole = Whole(leaves.pop(known.model.base), leaves, known.updates)
         if is_lost:
             build = known.model.schema.structure.build
-            tree, slots = build(weights), {slot: build(of) for slot, of in leaves.items()}
+            tree, slots = build(whole.weights), {slot: build(of) for slot, of in whole.state.items()}
             state = pack_state(handle, tree, {UPDATES: np.array(known.updates), **slots})
             handle._restore(tree, known.step, state=state, kept=self.kept)
             return False
@@ -188,7 +196,7 @@ class Updating:
             # That of the record has no schedule.
             replace(known.model, optimizer=self._optimizer),
             step=known.step,
-            whole=Whole(weights, leaves, known.updates),
+            whole=whole,
             publisher=self._publisher,
         )
         self._learn(record)
@@ -253,7 +261,7 @@ class Updating:
         if reply is None:
             return False
         # From now on, this is what a server loses that loses its data.
-        self._known = self._version.following(self._commits.version, self._commits.updates)
+        self._whole, self._known = None, self._version.following(self._commits.version, self._commits.updates)
         self.kept = self._commits.metrics.kept or self.kept
         self._note(reply)
         return True
@@ -277,4 +285,5 @@ class Updating:
                 f"parameters {shown(self._keys.name)}: the server has lost step {self.step}, and is at step "
                 f"{found.record.step}"
             )
+        self._whole = None
         self._record, self._known, self.kept = found, KnownVersion.of(found), found.record.kept

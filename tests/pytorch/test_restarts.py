@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 from networks import Net
 
 PROGRAM = Path(__file__).with_name("program.py")
@@ -112,3 +113,27 @@ def test_worker_0_waits_for_weights_that_another_process_claims(real_client, wra
     """Else it would draw its first batch for step 0, and compute it with the weights of a later step."""
     real_client.hset("redisacc:{torch}:parameters:claims", "worker 1", f"7 {32 * '0'} 1 machine.1.1")
     assert wrap(Net()).training.latest()[0] == 0
+
+
+def test_the_server_loses_all_when_a_process_has_just_joined(real_client, proxy, wrap, background, durations, caplog):
+    """It must not take the lease, because the one that leads has the state of the optimizer."""
+
+    def train(one, model):
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+            one.step()
+            one.zero_grad()
+
+    models = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+    running = [background(train, wrap(models[0], workers=2), models[0])]
+
+    def lose():
+        durations(young=20.0)
+        real_client.flushall()
+
+    # After the lease of its number, it asks for that of the chief.
+    proxy.before("hold_lease", lambda: proxy.before("hold_lease", lose))
+    running.append(background(train, wrap(models[1], workers=2, redis=proxy.url), models[1]))
+    for one in running:
+        one.result(60)
+    assert "of a living worker" not in caplog.text

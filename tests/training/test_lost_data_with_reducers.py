@@ -221,6 +221,7 @@ def test_a_chief_continues_from_a_checkpoint_if_the_state_is_lost(
 def test_tables_that_nobody_has(training, client):
     """The chief was started again, so it has computed none of them, and reducers have none."""
     parameters = {"w": np.ones(3, np.float32), "table": np.ones((4, 2), np.float32)}
+    training.chief(parameters, optimizer=OPTIMIZER, sparse=["table"]).close()
     chief = training.chief(parameters, optimizer=OPTIMIZER, sparse=["table"])
     client.flushall()
     with pytest.raises(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 
 from redisacc._clock import clock, durations
@@ -133,9 +134,9 @@ class Crew:
             return None
         return HeldByOther(reply.left_ms / 1000, reply.process, split_who(printable(reply.who))[0])
 
-    def take(self, place: str, *, renews: bool = False) -> HeldByOther | None:
+    def take(self, place: str, *, renews: bool = False, extends: bool = False) -> HeldByOther | None:
         """Takes a lease, also from a process that is known to be dead. Returns who else holds it, or None."""
-        taken = self.hold(place, renews=renews)
+        taken = self.hold(place, renews=renews, extends=extends)
         if taken is not None and fate_of(taken.process) == "dead":
             taken = self.hold(place, dead=taken.process)
         return taken
@@ -182,19 +183,22 @@ class Crew:
         until(self.transport.waits, take, every=LEASE_LOOK)
         return holder is not None
 
-    def stand_by(self, place: str, cancel: Callable[[], bool]) -> bool:
+    def stand_by(self, place: str, cancel: Callable[[], bool], *, follows: bool = False) -> bool:
         """Takes a lease. Blocks for as long as another process extends it.
 
         Args:
             place: "chief", or "worker" and a number.
             cancel: asked several times a second. True ends the wait.
+            follows: whether another process must have had it.
 
         Returns:
-            Whether another process had it, in this call or in one that the loss of the server has ended.
+            Whether another process had it, before or in this call, or in one that the loss of the server has ended.
 
         Raises:
             CancelledError: ``cancel`` has returned True.
         """
+        if follows and self._followed is None:
+            self._followed = HeldByOther(0.0, "", "")
         while (taken := self._succeed(place, cancel)) is not None:
             if self._followed is None or taken.who != self._followed.who:
                 logger.info(
@@ -212,19 +216,23 @@ class Crew:
         """Takes a lease that another process had. Returns who holds it, or None.
 
         If the server has lost it with all its data, this first waits until a holder that lives has found that out and
-        taken it back, because it alone has all of what is lost. If it is known to live, it may be busy restoring that.
+        taken it back, because it alone has all of what is lost. If it is known to live, it may be busy restoring that:
+        until something is published, an accumulator alone does not show that the holder has given the lease back.
         """
         followed = self._followed
         if followed is not None:
             is_alive = fate_of(followed.process) == "alive"
             deadline = clock.now() + (durations.lease if is_alive else interval_of(durations.lease) + 1.0)
             while (left := deadline - clock.now()) > 0:
-                try:
-                    return self.take(place, renews=True)
-                except NotFoundError:
-                    self._watch(followed, min(left, durations.standby_asks_every), cancel)
-                    if fate_of(followed.process) == "dead":
-                        break
+                with suppress(NotFoundError):
+                    return self.take(place, extends=True)
+                with suppress(NotFoundError):
+                    if self.transport.call("EXISTS", ParameterKeys(self.name).record):
+                        # `redisacc restore` publishes parameters without an accumulator, and nobody has led then.
+                        return self.take(place, renews=bool(followed.who))
+                self._watch(followed, min(left, durations.standby_asks_every), cancel)
+                if fate_of(followed.process) == "dead":
+                    break
         return self.take(place)
 
     def _watch(self, holder: HeldByOther, seconds: float, cancel: Callable[[], bool]) -> None:
@@ -325,8 +333,8 @@ class Lease:
         if self._lost_to is not None:
             raise ConflictError(
                 f"this process was the {self._place} but could not extend its lease for {durations.lease:.0f} s, "
-                f"because it or the server stood still; {self._lost_to} is the {self._place} now. This process can no "
-                f"longer be the {self._place}"
+                f"because it or the server stood still, or the server had lost it; {self._lost_to} is the "
+                f"{self._place} now. This process can no longer be the {self._place}"
             )
 
     def take_again(self) -> None:
