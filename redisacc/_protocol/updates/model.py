@@ -270,7 +270,10 @@ class UpdateModel:
             The bytes of the part for each sort of blob.
         """
         slots = self.optimizer.slots
-        found = {sort: np.zeros(self.lengths[number], np.uint8) for sort in (self.base, *slots)}
+        # Bytes between sections are 0. Most parts have none, and memory that is cleared first costs twice as much.
+        is_full = order.divisor and sum([elements.nbytes for elements in gradient]) == self.lengths[number]
+        make = np.empty if is_full else np.zeros
+        found = {sort: make(self.lengths[number], np.uint8) for sort in (self.base, *slots)}
         if not (order.divisor or self.is_mean):
             found = {sort: values[sort].copy() for sort in found}
         for segment in self._segments[number] if order.divisor else ():
