@@ -181,9 +181,7 @@ class Optimizer(torch.optim.Optimizer):
         weakref.finalize(self, self.training.close)
         self._gradients = Gradients(self.training, self._tensors, self._rows)
         # With the mean, frozen ones are in the snapshots.
-        self._rest = Rest(
-            self.training.shared_name, options.get("redis"), {} if mean else wrapped.untrained, wrapped.buffers
-        )
+        self._rest = Rest(self.training, options.get("redis"), {} if mean else wrapped.untrained, wrapped.buffers)
         self._begin(model, options.get("redis"), is_local=local is not None)
 
     def _begin(self, model: torch.nn.Module, redis: object, *, is_local: bool) -> None:
@@ -257,7 +255,7 @@ class Optimizer(torch.optim.Optimizer):
                 self._write_again(has_gradients)
             return
         training, found = self.training, self._counterpart
-        if training._published.step() is None:
+        if training._patience.call(training._published.step, "to look for the training") is None:
             self._rest.begin()
             copies = {name: tensor.numpy(force=True).copy() for name, tensor in self._tensors.items()}
             values = copies if self._mean is None else self._mean.gradients()

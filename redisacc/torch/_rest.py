@@ -10,10 +10,14 @@ import torch
 
 from redisacc._format.keys import REST
 from redisacc._handles.parameters import Parameters
+from redisacc._training.training import Training
 from redisacc.errors import NotFoundError
 from redisacc.torch._state import as_array, write
 
 logger = logging.getLogger("redisacc")
+
+# What is done, for log records.
+LOOK, PUBLISH = "to look for frozen parameters and buffers", "to publish frozen parameters and buffers"
 
 
 class Rest:
@@ -27,9 +31,9 @@ class Rest:
     """
 
     def __init__(
-        self, name: str, redis: object, frozen: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
+        self, training: Training, redis: object, frozen: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
     ) -> None:
-        self._name, self._redis = name, redis
+        self._name, self._redis, self._patience = training.shared_name, redis, training._patience
         self._kept = tuple(frozen)
         self._tensors = {name: tensor for name, tensor in {**frozen, **buffers}.items() if tensor.numel()}
         self._published: Parameters | None = None
@@ -40,7 +44,11 @@ class Rest:
     @property
     def step(self) -> int:
         """The step of what is published; -1: nothing is."""
-        found = self._handle.step() if self else None
+
+        def look() -> int | None:
+            return self._handle.step()
+
+        found = self._patience.call(look, LOOK, in_steps=True) if self else None
         return -1 if found is None else found
 
     @property
@@ -51,17 +59,24 @@ class Rest:
 
     def begin(self) -> None:
         """Publishes what a new run begins with, in place of what an earlier one may have left."""
-        if self:
+
+        def publish() -> None:
             self._handle.delete()
             self.close()
             self._handle.publish(self._arrays(), 0)
 
+        if self:
+            self._patience.call(publish, PUBLISH, in_steps=True)
+
     def publish(self, step: int) -> None:
         """Publishes the buffers of a step, unless a process has done that before it was started again."""
-        if self.step < step:
-            self._handle.publish(
-                self._arrays(), step, changed={name: [] for name in self._kept if name in self._tensors}
-            )
+
+        def publish() -> None:
+            if self.step < step:
+                changed: dict[str, Any] = {name: [] for name in self._kept if name in self._tensors}
+                self._handle.publish(self._arrays(), step, changed=changed)
+
+        self._patience.call(publish, PUBLISH, in_steps=True)
 
     def read(self, step: int | None = None) -> None:
         """Copies what is published into the model.
@@ -71,8 +86,12 @@ class Rest:
         """
         if not self:
             return
+
+        def look() -> tuple[int, Any] | None:
+            return self._handle.latest() if step is None else self._handle.wait(step - 1)
+
         try:
-            found = self._handle.latest() if step is None else self._handle.wait(step - 1)
+            found = self._patience.call(look, LOOK, in_steps=True)
         except NotFoundError:
             found = None
         if found is None:

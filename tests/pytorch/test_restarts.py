@@ -137,3 +137,21 @@ def test_the_server_loses_all_when_a_process_has_just_joined(real_client, proxy,
     for one in running:
         one.result(60)
     assert "of a living worker" not in caplog.text
+
+
+def test_an_outage_when_a_training_begins(proxy, wrap, background, durations, until, caplog):
+    """Buffers are published under a name of their own, by a handle that is opened then."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))
+    one = wrap(model, redis=proxy.url)
+    durations(opening=0.2, call=0.2, poll=0.2)
+
+    def begin():
+        proxy.refuses = True
+        proxy.cut_all()
+
+    # That of the buffers is the first.
+    proxy.before("publish", begin)
+    running = background(lambda: (model(torch.eye(4)).sum().backward(), one.step()))
+    until(lambda: "to publish frozen parameters and buffers; trying until" in caplog.text or not running.running)
+    proxy.refuses = False
+    running.result(60)
