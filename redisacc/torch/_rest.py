@@ -24,7 +24,7 @@ class Rest:
     """The frozen parameters and the buffers of a model, which worker 0 publishes and the others copy.
 
     Args:
-        name: the name of the run.
+        training: the run, which has patience with the server.
         redis: the way to the server.
         frozen: the frozen parameters, by name.
         buffers: the buffers, by name.
