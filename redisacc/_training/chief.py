@@ -210,7 +210,7 @@ class Chief(Reconciliation):
         self._next_look = 0.0
         self._is_disturbed = self._has_warned = False
         with self._closed_on_failure():
-            self._make(lambda: None, "to begin the training")
+            self._make(lambda: None, "to begin the run")
         workers, there = options.quorum.workers or options.quorum.least, options.here.workers
         if there is not None and workers > there:
             self._warn(
@@ -421,7 +421,7 @@ class Chief(Reconciliation):
         Raises:
             ConflictError: another process has become the chief.
         """
-        self._make(self._declare_finished, "to finish the training")
+        self._make(self._declare_finished, "to finish the run")
 
     def delete(self) -> None:
         """Deletes the run, with its gradients and parameters, for all processes. Workers get an error."""
@@ -589,7 +589,7 @@ class Chief(Reconciliation):
     def _end(self) -> None:
         """Makes sure that the server has the last step, that it is declared the last, and that no round is left."""
         self._view.may_be_left = self._must_look = True
-        self._make(self._conclude, "to finish the training")
+        self._make(self._conclude, "to finish the run")
 
     def _conclude(self) -> None:
         handle = self._accumulator

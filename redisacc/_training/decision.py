@@ -43,7 +43,7 @@ class Action(Enum):
     PROCEED = "do what the program wants"
     # Nothing helps any longer. Each raises an error that says what to do.
     END_SUPERSEDED = "another process leads"
-    END_DELETED = "the training was deleted"
+    END_DELETED = "the run was deleted"
     END_LATER = "somebody has published a later step"
     END_AHEAD = "a later step has begun"
     END_LOST = "nobody has what is lost"
@@ -198,7 +198,7 @@ class Next(Enum):
 
     WAIT = "wait, and claim what it has"
     CONTINUE = "continue with what is there"
-    BEGIN_AGAIN = "continue with another training of this name"
+    BEGIN_AGAIN = "continue with another run of this name"
     END = "say that it was deleted"
 
 

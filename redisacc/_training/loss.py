@@ -105,7 +105,7 @@ class Inquiry:
         if self._began is None:
             logger.info(
                 "%s: nothing is published under this name, and the server was started a moment ago, or was flushed; "
-                "asking for %.1f s whether a worker still has a training of this name",
+                "asking for %.1f s whether a worker still has a run of this name",
                 self._name,
                 claims_after(),
                 extra={"accumulator": self._name},

@@ -157,7 +157,7 @@ class Participant(Closing):
             min_replicas=min_replicas,
             publisher=f"{role} {who}",
         )
-        self._parameters = self._opened.enter_context(self._patience.opening(opens, "to open the training"))
+        self._parameters = self._opened.enter_context(self._patience.opening(opens, "to open the run"))
         self._crew = Crew(self._transport, self.shared_name, holder=here.run_id or secrets.token_hex(8), who=who)
         # The next process of this place need not wait for the lease, also without ``with``.
         weakref.finalize(self, self._opened.close)

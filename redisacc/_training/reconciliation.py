@@ -590,7 +590,7 @@ class Reconciliation(Participant):
         return DataLossError(
             f"{self.shared_name}: step {step} has begun, but the parameters are at step {view.memory}: "
             "a round in between was taken by another process, or the server has lost a version of the parameters. "
-            f"Publish the parameters of step {step} with Parameters.publish() if you have them, or delete the training"
+            f"Publish the parameters of step {step} with Parameters.publish() if you have them, or delete the run"
         )
 
     def _nobody_has_it(self) -> RedisAccError:

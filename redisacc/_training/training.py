@@ -162,7 +162,7 @@ class Training(Closing):
             shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
             first = Patience(seconds, shared_name, connect(redis).waits)
             self._published = self._opened.enter_context(
-                first.opening(lambda: Parameters(shared_name, redis=redis), "to open the training")
+                first.opening(lambda: Parameters(shared_name, redis=redis), "to open the run")
             )
             self.shared_name = self._published.shared_name
             transport, name = self._published._transport, self.shared_name
@@ -181,7 +181,7 @@ class Training(Closing):
             if state is not None:
                 self._published._reader.note_given("state", schema_of(state, "state")[0].structure)
             self._model = schema_of(parameters, "parameters")[0].stand_in()
-            first.call(self._check_model, "to open the training")
+            first.call(self._check_model, "to open the run")
             on_failure.pop_all()
         # On an event loop, the worker is not to be reached from another thread.
         is_reached = transport is transport.blocking

@@ -338,7 +338,7 @@ class Worker(Participant):
         log, is_said = WaitLog(clock.now()), False
         give_up = clock.now() + durations.replaced_within
         while True:
-            found = self._patience.call(self._look, "to look for the training")
+            found = self._patience.call(self._look, "to look for the run")
             found.has_waited = clock.now() >= give_up
             action = next_of_follower(found)
             if action is Next.END:
@@ -408,7 +408,7 @@ class Worker(Participant):
             ):
                 return True
             elif log.is_due(clock.now()):
-                self._warn("the training is finished; still waiting for the chief, which may continue it")
+                self._warn("the run is finished; still waiting for the chief, which may continue it")
             self._check_lease()
             self._transport.waits.sleep(ASK_FINISHED_EVERY)
         return False

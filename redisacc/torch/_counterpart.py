@@ -97,7 +97,7 @@ def counterpart(
         known = ", ".join(sorted(each.__name__ for each in _COUNTERPARTS))
         raise InvalidArgumentError(
             f"optimizer must be one of torch's {known}, which have a counterpart in redisacc.optim, not "
-            f"{type(optimizer).__name__}. Train with another one by redisacc.Training(update=…)"
+            f"{type(optimizer).__name__}. Without sparse gradients and ema=, fused=False takes any optimizer"
         )
     kind, options = _COUNTERPARTS[type(optimizer)]
     groups = optimizer.param_groups

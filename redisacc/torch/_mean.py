@@ -423,7 +423,7 @@ class MeanSteps:
             describe=lambda: (
                 f"{training.shared_name}: still waiting for "
                 + (
-                    "worker 0, with whose weights the training begins"
+                    "worker 0, with whose weights the run begins"
                     if step == 0
                     else f"a snapshot from a process that has the weights of step {step}. If all of these were killed "
                     "after the server had lost its data, the weights are lost: end this, call `redisacc rm "

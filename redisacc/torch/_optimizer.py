@@ -214,7 +214,7 @@ class Optimizer(torch.optim.Optimizer):
             self._hooks.before_steps(inner, self._refuse)
         if self.training_step and any(_has_new_statistics(module) for module in model.modules()):
             logger.warning(
-                "%s: the training is at step %d, and the statistics of BatchNorm begin in this process now. Before you "
+                "%s: the run is at step %d, and the statistics of BatchNorm begin in this process now. Before you "
                 "evaluate or save the model, call sync_buffers(), or torch.optim.swa_utils.update_bn(loader, model)",
                 self.training.shared_name,
                 self._progress.at,
@@ -255,7 +255,7 @@ class Optimizer(torch.optim.Optimizer):
                 self._write_again(has_gradients)
             return
         training, found = self.training, self._counterpart
-        if training._patience.call(training._published.step, "to look for the training") is None:
+        if training._patience.call(training._published.step, "to look for the run") is None:
             self._rest.begin()
             copies = {name: tensor.numpy(force=True).copy() for name, tensor in self._tensors.items()}
             values = copies if self._mean is None else self._mean.gradients()
@@ -406,7 +406,7 @@ class Optimizer(torch.optim.Optimizer):
             RedisAccError: as ``redisacc.Parameters.publish`` and ``wait``.
         """
         if self._progress.at < 0:
-            raise InvalidArgumentError("sync_buffers() needs a training that has begun: call it after a step()")
+            raise InvalidArgumentError("sync_buffers() needs a run that has begun: call it after a step()")
         if self._rest:
             if self.training.number == 0:
                 self._rest.publish(self._progress.at)
@@ -600,8 +600,8 @@ class Optimizer(torch.optim.Optimizer):
         updates = self.training_step if self._mean else int(self.training.latest_state()[1]["updates"])
         if given > updates:
             raise InvalidArgumentError(
-                f"the state has seen {given} updates, and the training {shown(self.training.shared_name)} only "
-                f"{updates}: load it into the optimizer before it is wrapped, for a training of another name"
+                f"the state has seen {given} updates, and the run {shown(self.training.shared_name)} only "
+                f"{updates}: load it into the optimizer before it is wrapped, for a run of another name"
             )
         logger.info(
             "%s: the state that was loaded has seen %d updates, and the published one counts, which has seen %d",
@@ -618,13 +618,13 @@ class Optimizer(torch.optim.Optimizer):
         """
         if self._is_open:
             raise InvalidArgumentError(
-                "the parameters of a training cannot change: give the optimizer all groups before it is wrapped"
+                "the parameters of a run cannot change: give the optimizer all groups before it is wrapped"
             )
         super().add_param_group(param_group)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a redisacc.torch.Optimizer cannot be pickled or copied, because it takes part in a training: save its "
+            "a redisacc.torch.Optimizer cannot be pickled or copied, because it takes part in a run: save its "
             "state_dict()"
         )
 

@@ -342,7 +342,7 @@ def test_one_that_follows_asks_before_it_begins_at_step_0(training, monkeypatch,
     caplog.set_level("INFO")
     training.give_lease("chief", "host:1", 9_500)
     training.chief(standby=True)
-    assert "asking for 3.5 s whether a worker still has a training of this name" in caplog.text
+    assert "asking for 3.5 s whether a worker still has a run of this name" in caplog.text
 
 
 @pytest.mark.loses_data
@@ -490,7 +490,7 @@ def test_somebody_else_has_moved_the_step(training):
     with pytest.raises(
         redisacc.DataLossError,
         match=r"step 7 has begun, but the parameters are at step 0: .*\. Publish the parameters of step 7 "
-        r"with Parameters\.publish\(\) if you have them, or delete the training",
+        r"with Parameters\.publish\(\) if you have them, or delete the run",
     ):
         next(chief.rounds())
 

@@ -176,7 +176,7 @@ def test_an_outage_outlasts_the_patience_of_opening(join, proxy, background, dur
     proxy.refuses = True
 
     running = background(lambda: train(join(BEGIN, **HOW["update"]), 3))
-    until(lambda: "could not reach the server to open the training" in caplog.text)
+    until(lambda: "could not reach the server to open the run" in caplog.text)
     began = time.monotonic()
     until(lambda: time.monotonic() - began > 1 or not running.running)
     proxy.refuses = False

@@ -172,7 +172,7 @@ def metrics_text(metrics: Mapping[str, float], most: int) -> str:
 
 def progress_text(step: int, until: int | None) -> str:
     """Returns a step and how far it is on the way to the last one, for example "7 of 20 (35 %)"; or the step alone."""
-    return str(step) if until is None or until <= 0 else f"{step} of {until} ({100 * step / until:.0f} %)"
+    return str(step) if until is None or until <= 0 else f"{step} of {until} ({100 * step // until} %)"
 
 
 def step_seconds_text(seconds: float) -> str:
