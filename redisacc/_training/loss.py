@@ -9,6 +9,7 @@ state of the leader, such as the optimizer's, is lost then.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Any
 
 from redisacc._clock import clock, durations
@@ -26,9 +27,10 @@ from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.scripts import Reply, Scripts
 from redisacc._protocol.waiting.wait import WaitLog
 from redisacc._wire.connect import may_have_lost_data
+from redisacc._wire.faults import WritesRefusedError
 from redisacc._wire.scans import scan_command, scan_whole
 from redisacc._wire.transport import Transport
-from redisacc.errors import RedisAccError
+from redisacc.errors import RedisAccError, ServerUnavailableError
 
 
 def read_claims(transport: Transport, keys: ParameterKeys) -> list[Claim]:
@@ -197,6 +199,7 @@ class Claimant:
 
     Attributes:
         latest: the step and the parameters that the worker has got last.
+        is_over: whether its loop has ended, so that nobody would publish what is claimed in the background.
     """
 
     def __init__(self, transport: Transport, parameters: Parameters, place: str) -> None:
@@ -205,6 +208,7 @@ class Claimant:
         self._keys = ParameterKeys(parameters.shared_name)
         self._place = place
         self.latest: tuple[int, Any] | None = None
+        self.is_over = False
         self._may_publish = True
 
     @property
@@ -214,10 +218,18 @@ class Claimant:
 
     def claim_quietly(self) -> None:
         """Claims once what this worker has, and raises nothing. Any thread may call it."""
+        if self.is_over:
+            return
         try:
             self._claim(self._transport.blocking)
         except RedisAccError as error:
             logger.debug("%s: cannot claim what this worker has: %s", self._keys.name, error)
+
+    def withdraw(self) -> None:
+        """Claims no longer. A leader must not wait for what this process never publishes."""
+        self.is_over = True
+        with suppress(RedisAccError):
+            self._transport.call("HDEL", self._keys.claims, self._place, timeout=1.0)
 
     def look(self) -> bool:
         """Claims what this worker has, and publishes it if a chief asks for it. Returns whether it is published."""
@@ -229,6 +241,9 @@ class Claimant:
             step, tree = latest
             try:
                 self._parameters._restore(tree, step, kept=self._parameters._reader.kept)
+            except (ServerUnavailableError, WritesRefusedError):
+                # It passes, and nobody may have anything newer.
+                raise
             except RedisAccError as error:
                 self._may_publish = False
                 # The chief must not wait for it.

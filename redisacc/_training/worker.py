@@ -289,6 +289,8 @@ class Worker(Participant):
             try:
                 step, tree = self._made(self._wait, "to wait for parameters")
             except FinishedError:
+                # A leader must not wait for what this process never publishes.
+                self._claimant.is_over = True
                 return
             except DataLossError as error:
                 # Only the chief can publish them again.
@@ -315,7 +317,7 @@ class Worker(Participant):
             if self._has_sent:
                 self._pending, self._has_sent = "", False
             self._step, self._applied, self._has_refused = step, None, False
-            self._claimant.latest = step, tree
+            self._claimant.latest, self._claimant.is_over = (step, tree), False
             # Another chief may need another number.
             self._workers = None
             yield step, tree
@@ -334,27 +336,12 @@ class Worker(Participant):
             self._wait_until_restored(gone)
 
     def _wait_until_restored(self, gone: NotFoundError) -> None:
-        """Blocks until what is there can be worked with; in the meantime, claims what this worker has."""
-        log, is_said = WaitLog(clock.now()), False
-        give_up = clock.now() + durations.replaced_within
-        while True:
-            found = self._patience.call(self._look, "to look for the run")
-            found.has_waited = clock.now() >= give_up
-            action = next_of_follower(found)
-            if action is Next.END:
-                raise gone
-            if action is not Next.WAIT:
-                break
-            if not (found.is_there or is_said):
-                is_said = True
-                self._warn(
-                    "the server has lost this training: it was flushed, or restarted without its data. Waiting for a "
-                    "chief to restore it"
-                )
-            self._check_lease()
-            if log.is_due(clock.now()):
-                self._warn("still waiting for a chief to restore this training; %s", self._crew.text())
-            self._transport.waits.sleep(ASK_EVERY if found.is_there else durations.look_every)
+        """Blocks until what is there can be worked with, and goes on with that."""
+        try:
+            action = self._next(gone)
+        except BaseException:
+            self._claimant.withdraw()
+            raise
         if action is Next.BEGIN_AGAIN:
             self._warn("a chief has begun this training again from other parameters; continuing with those")
             self._parameters._forget()
@@ -369,6 +356,29 @@ class Worker(Participant):
             # It looks for other losses.
             with suppress(NotFoundError):
                 self._patience.call(self._beside.meanwhile, "to look at what was restored")
+
+    def _next(self, gone: NotFoundError) -> Next:
+        """Blocks until what is there can be worked with; in the meantime, claims what this worker has."""
+        log, is_said = WaitLog(clock.now()), False
+        give_up = clock.now() + durations.replaced_within
+        while True:
+            found = self._patience.call(self._look, "to look for the run")
+            found.has_waited = clock.now() >= give_up
+            action = next_of_follower(found)
+            if action is Next.END:
+                raise gone
+            if action is not Next.WAIT:
+                return action
+            if not (found.is_there or is_said):
+                is_said = True
+                self._warn(
+                    "the server has lost this training: it was flushed, or restarted without its data. Waiting for a "
+                    "chief to restore it"
+                )
+            self._check_lease()
+            if log.is_due(clock.now()):
+                self._warn("still waiting for a chief to restore this training; %s", self._crew.text())
+            self._transport.waits.sleep(ASK_EVERY if found.is_there else durations.look_every)
 
     def _look(self) -> Found:
         """Looks at what there is, and claims, or publishes, what this worker has if there is nothing."""

@@ -46,6 +46,9 @@ LOOKS = 3
 # How often a process looks for a snapshot that is not there yet, in seconds.
 LOOK_EVERY = 0.1
 
+# What is done, for log records.
+LOOK = "to look for a snapshot"
+
 
 class MeanSteps:
     """The steps of a run in this process.
@@ -116,7 +119,9 @@ class MeanSteps:
         self._training, options = training, training._options
         training.meanwhile = self.meanwhile
         name = training.shared_name + SNAPSHOT
-        self._snapshots = Parameters(name, redis=redis, name="snapshot", partitions="auto")
+        self._snapshots = training._patience.call(
+            lambda: Parameters(name, redis=redis, name="snapshot", partitions="auto"), LOOK, in_steps=True
+        )
         if (wanted := options.checkpoint) is not None:
             transport = self._snapshots._transport.blocking
             self._checkpointer = Checkpointer(transport, training.shared_name, wanted)
@@ -220,11 +225,15 @@ class MeanSteps:
         """Makes the steps before one, or loads a snapshot of a later one."""
         if not 0 <= self.step < step:
             self._load(step, -1)
+
+        def replay() -> None:
+            for number, mean in self._reader.log(self.step):
+                if number == self.step + 1 < step:
+                    self._replay(number, mean)
+
         while self.step < step - 1:
             try:
-                for number, mean in self._reader.log(self.step):
-                    if number == self.step + 1 < step:
-                        self._replay(number, mean)
+                self._training._patience.call(replay, "to read mean gradients", in_steps=True)
             except PartMissingError:
                 self._load(step, self.step + 1)
 
@@ -417,7 +426,7 @@ class MeanSteps:
 
         found = until(
             self._snapshots._transport.waits,
-            look,
+            lambda: training._patience.call(look, LOOK, in_steps=True),
             every=LOOK_EVERY,
             check=worker._check_lease,
             describe=lambda: (

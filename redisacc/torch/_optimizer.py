@@ -38,6 +38,9 @@ from redisacc.torch._wrapped import Wrapped
 
 logger = logging.getLogger("redisacc")
 
+# What is done, for log records.
+LOOK = "to look for the run"
+
 
 class Optimizer(torch.optim.Optimizer):
     """Wraps a torch optimizer: several processes make each step together, with the mean of their gradients.
@@ -192,15 +195,18 @@ class Optimizer(torch.optim.Optimizer):
             if mean:
                 inner.state = self.state = State(dict, inner.state)
                 mean.open(training, redis)
-            # A checkpoint may be what the training continues with, or what another process has, if the server has
-            # lost it.
-            if (
-                not training._begins
-                or training._published.step() is not None
-                or has_checkpoint
-                or (mean is not None and mean.restored() is not None)
-                or training._is_claimed()
-            ):
+
+            def has_begun() -> bool:
+                # A checkpoint may be what the training continues with, or what another process has, if the server has
+                # lost it.
+                return (
+                    training._published.step() is not None
+                    or has_checkpoint
+                    or (mean is not None and mean.restored() is not None)
+                    or training._is_claimed()
+                )
+
+            if not training._begins or training._patience.call(has_begun, LOOK, in_steps=True):
                 self._advance()
                 # A snapshot has buffers, too, perhaps later ones.
                 if mean is None or self._rest.step > (training.snapshot or 0):
@@ -255,7 +261,7 @@ class Optimizer(torch.optim.Optimizer):
                 self._write_again(has_gradients)
             return
         training, found = self.training, self._counterpart
-        if training._patience.call(training._published.step, "to look for the run") is None:
+        if training._patience.call(training._published.step, LOOK) is None:
             self._rest.begin()
             copies = {name: tensor.numpy(force=True).copy() for name, tensor in self._tensors.items()}
             values = copies if self._mean is None else self._mean.gradients()
@@ -436,7 +442,7 @@ class Optimizer(torch.optim.Optimizer):
                 progress.at, tree = next(self._steps)
             except StopIteration:
                 progress.finished = True
-                progress.at, tree = self.training.latest()
+                progress.at, tree = self.training._patience.call(self.training.latest, LOOK, in_steps=True)
             except BaseException:
                 # A generator that has raised is over. The next call begins another one.
                 self._steps = None

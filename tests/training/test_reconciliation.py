@@ -168,6 +168,55 @@ def test_everything_is_lost_together_with_a_reducer(join, reducing, real_client,
     one.delete()
 
 
+@pytest.mark.loses_data
+@pytest.mark.usefixtures("time_runs")
+def test_nobody_waits_for_a_process_whose_loop_has_ended(join, real_client, background, durations, until, caplog):
+    """It has a later step, and would never publish it."""
+    given, begins = {"workers": 2, "quorum": 1, **HOW["update"]}, threading.Event()
+    ended, one = join(BEGIN, **given), join(BEGIN, **given)
+
+    def end():
+        for _ in ended.steps(until=3):
+            begins.wait(20)
+            ended.skip()
+
+    ending = background(end)
+    until(lambda: ended.leads)
+
+    def seen(step):
+        if not begins.is_set():
+            begins.set()
+            ending.result(20)
+            durations(young=20.0)
+            real_client.flushall()
+
+    background(train, one, 3, seen).result(60)
+    assert "worker 0, which has" not in caplog.text
+    one.delete()
+
+
+@pytest.mark.loses_data
+def test_a_program_is_interrupted_while_its_worker_waits(training, real_client, monkeypatch):
+    """It may live on, as in a notebook, so a leader must not wait for what it has."""
+    chief, worker = training.chief(), training.worker()
+    steps, claims = worker.steps(), []
+    next(steps)
+    worker.apply({"w": [1, 1]})
+    chief.close()
+    real_client.flushall()
+
+    def interrupt(seconds):
+        claims.extend(real_client.hkeys("redisacc:{train}:parameters:claims"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(worker._transport.waits, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        next(steps)
+    worker._claimant.claim_quietly()
+    assert claims == [b"worker 0"]
+    assert not real_client.exists("redisacc:{train}:parameters:claims")
+
+
 @pytest.mark.slow
 def test_an_outage_outlasts_the_patience_of_opening(join, proxy, background, durations, monkeypatch, until, caplog):
     """A process that is started again in its place does without a server for as long as its patience says."""
