@@ -2,9 +2,11 @@
 
 import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
+import redis
 from support.proxy import Fault
 from support.training_options import grouped
 
@@ -233,12 +235,21 @@ def test_an_outage_outlasts_the_patience_of_opening(join, proxy, background, dur
 
 
 @pytest.fixture
-def refusing(daemon):
+def refusing(daemon, background):
     """A server of its own, which can be made to refuse writes, and to accept them again."""
     server = daemon("--enable-protected-configs", "yes", "--save", "3600 1000").start()
 
     def refuse(cause):
         with server.client() as client:
+            if cause in ("READONLY", "MASTERDOWN"):
+                # It becomes a replica of nobody.
+                client.config_set("replica-serve-stale-data", "yes" if cause == "READONLY" else "no")
+                client.replicaof("127.0.0.1", 1)
+                return
+            if cause == "BUSY":
+                client.config_set("lua-time-limit", 1)
+                background(pytest.raises, redis.ResponseError, client.eval, "while true do end", 0)
+                return
             if cause != "MISCONF":
                 client.config_set(*{"NOREPLICAS": ("min-replicas-to-write", 1), "OOM": ("maxmemory", 1)}[cause])
                 return
@@ -254,6 +265,9 @@ def refusing(daemon):
 
     def accept():
         with server.client() as client:
+            with suppress(redis.ResponseError):
+                client.script_kill()
+            client.replicaof("NO", "ONE")
             client.config_set("min-replicas-to-write", 0)
             client.config_set("maxmemory", 0)
             client.config_set("dir", str(server.folder))
@@ -264,14 +278,14 @@ def refusing(daemon):
 
 @pytest.mark.slow(keep="MISCONF-update|NOREPLICAS-optimizer|OOM-optimizer")
 @both
-@pytest.mark.parametrize("cause", ["NOREPLICAS", "MISCONF", "OOM"])
+@pytest.mark.parametrize("cause", ["NOREPLICAS", "MISCONF", "OOM", "READONLY", "MASTERDOWN", "BUSY"])
 def test_writes_that_are_refused_for_a_while(join, refusing, background, expected, caplog, until, how, cause):
     server, refuse, accept = refusing
     wanted = expected(how, 6)
     one = join(BEGIN, redis=server.url, **HOW[how])
 
     def end():
-        until(lambda: "the server refuses writes; trying" in caplog.text and cause in caplog.text)
+        until(lambda: "; trying" in caplog.text and cause in caplog.text)
         accept()
 
     def seen(step):
@@ -281,6 +295,29 @@ def test_writes_that_are_refused_for_a_while(join, refusing, background, expecte
 
     assert background(train, one, 6, seen).result(60) == wanted
     one.delete()
+
+
+@pytest.mark.loses_data
+@pytest.mark.usefixtures("time_runs")
+def test_a_server_refuses_what_a_worker_hands_over(training, proxy, real_client, background, until, caplog):
+    """That passes, and nobody else has it."""
+    begun = []
+    training.work(training.worker(redis=proxy.url), lambda _, step, __: begun.append(step) or {"w": [1, 1]})
+    chief = training.chief()
+    rounds = chief.rounds()
+    next(rounds)
+    chief.publish({"w": np.full(2, 1)})
+    until(lambda: 1 in begun)
+    rounds.close()
+    chief.close()
+    real_client.flushall()
+    proxy.before("publish", lambda: real_client.config_set("min-replicas-to-write", 1))
+    leading = background(training.chief)
+    try:
+        until(lambda: "the server refuses writes; trying to look for the run" in caplog.text)
+    finally:
+        real_client.config_set("min-replicas-to-write", 0)
+    assert leading.result(60).step == 1
 
 
 @pytest.fixture
