@@ -11,7 +11,7 @@ model = GPT()
 optimizer = optimizer_of(model)
 optimizer = redisacc.torch.Optimizer(optimizer, "gpt", model)
 loader = DataLoader(data, BATCH, sampler=optimizer.sampler(data, BATCH))
-scheduler = schedule(optimizer)
+scheduler = optimizer.resume(schedule(optimizer))
 for epoch in range(EPOCHS):
     for tokens, following in loader:
         with precision():

@@ -121,8 +121,8 @@ class Groups:
                     what = f"{option}{'' if at is None else f'[{at}]'} of parameter group {number}"
                 raise InvalidArgumentError(
                     f"{what} must be the same in all processes, but is {value!r} here and something else in another "
-                    "one: let it depend on nothing but the step, or on a metric of optimizer.training.history(), which "
-                    "is the same for all"
+                    "one: let it depend on nothing but the step, to which optimizer.resume() brings a new scheduler, "
+                    "or on a metric of optimizer.training.history(), which is the same for all"
                 )
         raise InvalidArgumentError("the options of the step are no numbers of an optimizer")
 

@@ -339,6 +339,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._progress.finished:
             return loss
         self._start(True)
+        self._progress.check(self.training.shared_name, self.param_groups)
         self._weights.check(may_freeze=self._counterpart is None)
         self._gradients.are_new = False
         if metrics is not None and LR in metrics:

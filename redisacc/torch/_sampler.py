@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import torch.utils.data
@@ -33,6 +33,8 @@ class Progress:
     def __init__(self) -> None:
         self.at, self.jumped, self.finished, self.is_late = -1, 0, False, False
         self._schedulers: list[Any] = []
+        # Whether it is known that schedulers, if there are any, are at the step of the run.
+        self._is_checked = False
 
     @property
     def step(self) -> int:
@@ -50,8 +52,21 @@ class Progress:
                 for _ in range(missed):
                     scheduler.step()
 
+    def check(self, name: str, groups: Iterable[Mapping[str, Any]]) -> None:
+        """Warns before the first step of this process if it is not the run's, and a scheduler probably begins at 0."""
+        # Schedulers note the rate with which they begin.
+        if not self._is_checked and self.at > 0 and any("initial_lr" in group for group in groups):
+            logger.warning(
+                "%s: the run is at step %d, and the optimizer has a scheduler. Unless you have brought it there, this "
+                "process sends the learning rate of an earlier step: call optimizer.resume(scheduler)",
+                name,
+                self.at,
+            )
+        self._is_checked = True
+
     def keep(self, scheduler: Any, steps: int | None) -> None:
         """Steps a scheduler as often as given, or brings it to the step of the run, and keeps it there."""
+        self._is_checked = True
         for _ in range(self.step if steps is None else steps):
             scheduler.step()
         if steps is None:

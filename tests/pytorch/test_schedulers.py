@@ -81,6 +81,21 @@ def test_steps_that_others_make_alone_move_its_schedulers_too(wrap):
     assert all(torch.equal(a, b) for a, b in zip(slow.parameters(), fast.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_restarted_process_says_that_its_scheduler_begins_again(wrap, caplog, resumes):
+    for last in (2, 4):
+        model = Net()
+        optimizer = wrap(model, sgd(model), until=last)
+        scheduler = MAKE["step"](optimizer)
+        if resumes:
+            optimizer.resume(scheduler)
+        while not optimizer.finished:
+            step(model, optimizer, scheduler, optimizer.training_step)
+        optimizer.close()
+    said = [record.getMessage() for record in caplog.records if "has a scheduler" in record.getMessage()]
+    assert ["the run is at step 2" in text for text in said] == [True] * (not resumes)
+
+
 def cycle_momentum(optimizer):
     lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=20, base_momentum=0.3)
 
