@@ -9,7 +9,7 @@ torch.manual_seed(0)
 data = text()
 model = GPT()
 optimizer = optimizer_of(model)
-optimizer = redisacc.torch.Optimizer(optimizer, "gpt", model)
+optimizer = redisacc.torch.Optimizer(optimizer, "gpt", model, clip_norm=1.0)
 loader = DataLoader(data, BATCH, sampler=optimizer.sampler(data, BATCH))
 scheduler = optimizer.resume(schedule(optimizer))
 for epoch in range(EPOCHS):
@@ -17,7 +17,6 @@ for epoch in range(EPOCHS):
         with precision():
             loss = cross_entropy(model(tokens).transpose(1, 2), following)
         loss.backward()
-        optimizer.clip_grad_norm_(1.0)
         optimizer.step()
         optimizer.zero_grad()
         scheduler.step()

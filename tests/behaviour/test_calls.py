@@ -59,7 +59,7 @@ def check(apply, take, of_apply, of_take):
     pytest.fail(f"an apply and a take enter {fewest} functions, and not at most {(of_apply, of_take)}")
 
 
-@pytest.mark.parametrize(("rows", "width", "of_apply", "of_take"), [(10, 16, 45, 123), (1000, 64, 75, 195)])
+@pytest.mark.parametrize(("rows", "width", "of_apply", "of_take"), [(10, 16, 45, 123), (1000, 64, 75, 198)])
 def test_a_sparse_gradient(real_client, rows, width, of_apply, of_take):
     indices, values = np.arange(rows), np.ones((rows, width), np.float32)
     with redisacc.SparseConditionalAccumulator("float32", [None, width], "calls", redis=real_client) as acc:

@@ -92,7 +92,9 @@ def test_a_restarted_process_says_that_its_scheduler_begins_again(wrap, caplog, 
         while not optimizer.finished:
             step(model, optimizer, scheduler, optimizer.training_step)
         optimizer.close()
-    said = [record.getMessage() for record in caplog.records if "has a scheduler" in record.getMessage()]
+    said = [
+        record.getMessage() for record in caplog.records if "call optimizer.resume(scheduler)" in record.getMessage()
+    ]
     assert ["the run is at step 2" in text for text in said] == [True] * (not resumes)
 
 

@@ -417,9 +417,7 @@ class PartSums:
             self._cells.rows.add()
         while self._parts.more() or self._parts.in_flight:
             try:
-                # It goes on as long as there are more.
                 self._transport.fetch(self._parts)
-                return
             except (CorruptDataError, NotPermittedError):
                 if not any(part.is_sum for part in self._parts.in_flight):
                     raise
