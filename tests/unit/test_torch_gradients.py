@@ -6,7 +6,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from redisacc.torch._upload import Gradients, watch  # noqa: E402
+from redisacc.torch._hooks import Hooks  # noqa: E402
+from redisacc.torch._upload import Gradients  # noqa: E402
 
 
 class Training:
@@ -65,7 +66,7 @@ def test_a_gradient_is_put_once_its_copy_is_complete():
     tensors = dict(model.named_parameters())
     training, copies = Training(), Copies()
     gradients = Gradients(training, tensors, set(), copies)
-    watch(tensors, gradients.note)
+    Hooks().after_gradients(tensors, gradients.note)
 
     def backward():
         training.seen.clear()
