@@ -17,6 +17,13 @@ import redisacc.torch
 from redisacc.torch import _upload
 
 _, url, epochs, *workers = sys.argv
+
+
+def say(*words):
+    # In one write: torchrun gives all processes one pipe, and an unbuffered print() writes each word by itself.
+    os.write(1, f"{' '.join(map(str, words))}\n".encode())
+
+
 torch.set_num_threads(1)
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(50, 4), torch.randint(3, (50,)))
@@ -31,7 +38,7 @@ if every := os.environ.get("SNAPSHOT_EVERY"):
     how |= {"fused": False, "snapshot_every": int(every)}
 optimizer = redisacc.torch.Optimizer(inner, "torch", model, clip_norm=1.0, redis=url, **how)
 # An upload has begun by then.
-model[2].register_full_backward_hook(lambda *_: print("sends", optimizer.training_step, flush=True))
+model[2].register_full_backward_hook(lambda *_: say("sends", optimizer.training_step))
 scheduler = optimizer.resume(
     torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=200, cycle_momentum=False)
 )
@@ -46,7 +53,7 @@ for _ in range(int(epochs)):
         optimizer.step()
         optimizer.zero_grad()
         scheduler.step()
-        print("leads" if optimizer.training.leads else "works", optimizer.training_step, flush=True)
+        say("leads" if optimizer.training.leads else "works", optimizer.training_step)
 assert optimizer.training.kept() == {"step": optimizer.training_step}
 weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
-print("ends", optimizer.training_step, hashlib.sha256(weights).hexdigest(), flush=True)
+say("ends", optimizer.training_step, hashlib.sha256(weights).hexdigest())
