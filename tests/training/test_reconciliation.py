@@ -300,6 +300,30 @@ def test_writes_that_are_refused_for_a_while(join, refusing, background, expecte
     one.delete()
 
 
+@pytest.mark.loses_data
+@pytest.mark.usefixtures("time_runs")
+def test_a_server_refuses_what_a_worker_hands_over(training, proxy, real_client, background, until, caplog):
+    """That passes, and nobody else has it."""
+    begun = []
+    training.work(training.worker(redis=proxy.url), lambda _, step, __: begun.append(step) or {"w": [1, 1]})
+    chief = training.chief()
+    rounds = chief.rounds()
+    next(rounds)
+    chief.publish({"w": np.full(2, 1)})
+    until(lambda: 1 in begun)
+    rounds.close()
+    chief.close()
+    real_client.flushall()
+    # Before the elements of the parameters. The clock of the test goes on, because shortening lives needs no memory.
+    proxy.before("SET", lambda: real_client.config_set("maxmemory", 1))
+    leading = background(training.chief)
+    try:
+        until(lambda: "the server refuses writes; trying to look for the run" in caplog.text)
+    finally:
+        real_client.config_set("maxmemory", 0)
+    assert leading.result(60).step == 1
+
+
 @pytest.fixture
 def outages(proxy, caplog):
     """Cuts a process off from its server after so many replies, until it says that it waits."""
