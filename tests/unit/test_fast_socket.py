@@ -96,23 +96,31 @@ def test_silence_ends_in_time(ends):
     assert time.monotonic() - started < 3
 
 
-def test_a_server_that_takes_long_to_receive_is_not_silent(ends):
+def test_a_server_that_takes_long_to_receive_is_not_silent(ends, monkeypatch):
     """The time in which it received a gradient does not count when it is to reply."""
     connection, ours, theirs = ends
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    # By the clock of this server, it receives for 0.6 s and replies 0.3 s later.
+    now, looks = 100.0, threading.Event()
+    monkeypatch.setattr(fast_socket, "running_time", lambda: looks.set() or now)
 
     def receive():
+        nonlocal now
         left = 60_000
+        # Until the kernel has taken all that it takes at once.
+        looks.wait(20)
         while left > 0:
-            time.sleep(0.02)
+            now += 0.02
             left -= len(theirs.recv(2000))
-        time.sleep(0.3)
+        now += 0.3
+        # The client looks at its clock meanwhile.
+        time.sleep(3 * fast_socket.TICK)
         theirs.sendall(b"+OK\r\n")
 
     server = threading.Thread(target=receive)
     server.start()
     exchange = fast_socket.SocketConnection(connection, ours).exchange
-    assert exchange([("SET", "k", memoryview(bytes(60_000)))], running_time() + 0.7) == [b"OK"]
+    assert exchange([("SET", "k", memoryview(bytes(60_000)))], 100.7) == [b"OK"]
     server.join()
 
 
