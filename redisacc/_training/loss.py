@@ -142,7 +142,7 @@ class Inquiry:
             return
         if self._log.is_due(now):
             logger.warning(
-                "%s: the server has lost this training; still waiting for %s, which has step %d, to publish it again",
+                "%s: the server has lost this run; still waiting for %s, which has step %d, to publish it again",
                 self._name,
                 wanted.place,
                 wanted.step,
@@ -257,7 +257,7 @@ class Claimant:
                 )
                 return False
             logger.warning(
-                "%s: the server had lost this training; published step %d, which this worker had",
+                "%s: the server had lost this run; published step %d, which this worker had",
                 self._keys.name,
                 step,
                 extra={"accumulator": self._keys.name},

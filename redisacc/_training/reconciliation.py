@@ -73,7 +73,7 @@ class LeadOptions:
         stops: whether this process is to lead no longer.
         own: returns the step and the weights that the worker in this process has, their incarnation, and what the
             program keeps; or None.
-        has_seen: whether this process has seen a version of this training, so that another one has led.
+        has_seen: whether this process has seen a version of this run, so that another one has led.
         snapshot: with mean gradients as versions, returns the step since which they are kept; None means not known.
         saved: returns what the run continues with if the server has nothing newer; unless ``checkpoint`` is given.
         brings: gets each part of a version that is computed here: the version, the number, and its bytes; or None.
@@ -397,7 +397,7 @@ class Reconciliation(Participant):
         if view.published is None:
             source += " and of reducers" if isinstance(self._weights, Updating) else ""
             self._warn(
-                "the server has lost this training: it was flushed, or restarted without its data. Restoring step %d "
+                "the server has lost this run: it was flushed, or restarted without its data. Restoring step %d "
                 "from %s; workers apply their gradients of this step again",
                 step,
                 source,
@@ -485,7 +485,7 @@ class Reconciliation(Participant):
                 # Workers have none.
                 self._weights.state = as_arrays(self._state, "state")
             self._warn(
-                "the server has lost this training; continuing at step %s with the parameters of a living worker. The "
+                "the server has lost this run; continuing at step %s with the parameters of a living worker. The "
                 "state of the chief, such as the optimizer's, is lost, and begins as it was given",
                 self._weights.step,
             )
@@ -598,7 +598,7 @@ class Reconciliation(Participant):
         if self._lost is not None or asked is None:
             return self._lost or DataLossError(f"{shown(self.shared_name)}: the server has lost a part of what it had")
         return DataLossError(
-            f"{shown(self.shared_name)}: the server has lost this training, and {asked.place} had step {asked.step} of "
+            f"{shown(self.shared_name)}: the server has lost this run, and {asked.place} had step {asked.step} of "
             "its parameters, but has not published them: it has died, or its user may not publish. Start the chief "
             "again with a checkpoint; or, to begin again at step 0, stop the workers first"
         )

@@ -131,7 +131,7 @@ class Training(Closing):
     ) -> None:
         check_names(options, TrainingOptions, type(self).__name__)
         if (optimizer is None) == (update is None):
-            raise InvalidArgumentError("a training needs either an optimizer or an update, a function")
+            raise InvalidArgumentError("a run needs either an optimizer or an update, a function")
         log, redis, patience = options.get("log"), options.get("redis"), options.get("patience")
         for name, function in (("update", update), ("log", log)):
             if function is not None and not callable(function):
@@ -149,7 +149,7 @@ class Training(Closing):
         self._stops = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        # Whether it leads; and whether its weights may be those that a new training begins with.
+        # Whether it leads; and whether its weights may be those that a new run begins with.
         self._leads, self._begins = False, True
         self._until: int | None = None
         # For weights that each process updates itself: the step of the last snapshot, and what looks after it.

@@ -343,7 +343,7 @@ class Worker(Participant):
             self._claimant.withdraw()
             raise
         if action is Next.BEGIN_AGAIN:
-            self._warn("a chief has begun this training again from other parameters; continuing with those")
+            self._warn("a chief has begun this run again from other parameters; continuing with those")
             self._parameters._forget()
             self._step = None
         # The accumulator is another one.
@@ -372,12 +372,12 @@ class Worker(Participant):
             if not (found.is_there or is_said):
                 is_said = True
                 self._warn(
-                    "the server has lost this training: it was flushed, or restarted without its data. Waiting for a "
+                    "the server has lost this run: it was flushed, or restarted without its data. Waiting for a "
                     "chief to restore it"
                 )
             self._check_lease()
             if log.is_due(clock.now()):
-                self._warn("still waiting for a chief to restore this training; %s", self._crew.text())
+                self._warn("still waiting for a chief to restore this run; %s", self._crew.text())
             self._transport.waits.sleep(ASK_EVERY if found.is_there else durations.look_every)
 
     def _look(self) -> Found:

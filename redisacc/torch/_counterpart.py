@@ -180,7 +180,7 @@ def _names_of(parameters: Sequence[torch.Tensor], names: Mapping[torch.Tensor, s
         if any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__):
             raise InvalidArgumentError(
                 f"parameter {shown(names[parameter])} is a DTensor, which is spread over several processes, but each "
-                "process of this training has the whole model"
+                "process of this run has the whole model"
             )
         if parameter.layout is not torch.strided or parameter.is_meta:
             raise InvalidArgumentError(f"parameter {shown(names[parameter])} must be a dense tensor that has values")

@@ -283,9 +283,9 @@ class Optimizer(torch.optim.Optimizer):
                 self._weights.write(tree)
         if changed:
             logger.warning(
-                "%s: the model's weights were changed after the optimizer was made, for example parameter %s. The "
-                "training is at step %d, so its own weights count, and are in the model again. Only a new training "
-                "begins with other ones; load_weights() publishes them as the next version",
+                "%s: the model's weights were changed after the optimizer was made, for example parameter %s. The run "
+                "is at step %d, so its own weights count, and are in the model again. Only a new run begins with other "
+                "ones; load_weights() publishes them as the next version",
                 self.training.shared_name,
                 shown(changed[0]),
                 self._progress.at,

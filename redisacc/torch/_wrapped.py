@@ -90,7 +90,7 @@ def _check(optimizer: object, model: object, here: Place) -> None:
         )
     if here.role == "chief":
         raise InvalidArgumentError(
-            "the environment says that this process is the chief, but each process of this training works, and one "
+            "the environment says that this process is the chief, but each process of this run works, and one "
             "of them leads as well: start it with `redisacc run` without --chief"
         )
 

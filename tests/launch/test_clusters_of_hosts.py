@@ -60,7 +60,7 @@ def test_replicas_take_over_from_a_host_that_is_gone(host, victim):
     ready = "all 3 hosts have joined, and the cluster of 6 nodes is ready: workers 0 to 2"
     for run in others:
         assert ready in run.err
-        assert "has lost this training" not in run.err
+        assert "has lost this run" not in run.err
 
 
 def test_a_node_that_dies_is_started_again(host):

@@ -109,7 +109,7 @@ def test_weights_that_are_loaded_after_wrapping_are_what_a_new_training_begins_w
     load(again)
     assert "its own weights count" not in caplog.text
     again(batch(0, 0)[0])
-    assert "parameter 'words.weight'. The training is at step 2, so its own weights count" in caplog.text
+    assert "parameter 'words.weight'. The run is at step 2, so its own weights count" in caplog.text
     assert equal(again, one)
     assert optimizer.training_step == 2
 

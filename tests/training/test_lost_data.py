@@ -248,7 +248,7 @@ def test_both_wait_when_the_server_is_emptied(training, background, until, caplo
             worker.apply({"w": [1, 1]})
         return
     training.client.flushall()
-    until(lambda: "the server has lost this training: it was flushed" in caplog.text)
+    until(lambda: "the server has lost this run: it was flushed" in caplog.text)
     until(lambda: training.client.exists("redisacc:{train}:parameters"))
     worker.apply({"w": [3, 4]})
     assert waiting[0].result().gradient["w"].tolist() == [3, 4]
@@ -463,7 +463,7 @@ def test_a_worker_joins_a_training_that_was_begun_again(training, proxy, caplog)
     assert not worker.apply({"w": [100, 100]})
     step, tree = next(steps)
     assert (step, tree["w"].tolist()) == (0, [5, 5])
-    assert "a chief has begun this training again from other parameters" in caplog.text
+    assert "a chief has begun this run again from other parameters" in caplog.text
     worker.apply({"w": [1, 1]})
     assert next(again.rounds()).gradient["w"].tolist() == [1, 1]
 
