@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Collection, Generator
 from typing import Any, Generic, Self, TypeVar, Unpack
 
 import numpy as np
@@ -12,59 +12,37 @@ from redisacc._handles import dense, sparse, tree
 from redisacc._handles.accumulator import ArrayAccumulator
 from redisacc._handles.base import ConditionalAccumulatorBase as Base
 from redisacc._handles.options import AccumulatorOptions, with_options
-from redisacc._protocol.lifecycle import events
 from redisacc._protocol.lifecycle.events import Event
-from redisacc.asyncio._handles import Handle, awaited, entered, unchanged, with_arguments_of
-from redisacc.asyncio._waits import LoopWaits
+from redisacc.asyncio._handles import Handle, Iteration, awaited, entered, opening, unchanged
 
 Blocking = TypeVar("Blocking", bound=Base[Any])
 OfArrays = TypeVar("OfArrays", bound=ArrayAccumulator[Any, Any])
 
 
-class Events:
+class Events(Iteration[Event]):
     """The events of an accumulator, for ``async for``. ``accumulator.events()`` makes one.
 
     Listening begins with ``async with``, with ``await``, or when you ask for the first event. Everything else is as for
     ``redisacc.types.Events``.
-
-    Args:
-        waits: how its calls wait.
-        listen: makes the blocking iterator.
     """
 
-    def __init__(self, waits: LoopWaits, listen: Callable[[], events.Events]) -> None:
-        self._waits = waits
-        self._listen = listen
-        self._events: events.Events | None = None
-
     def __repr__(self) -> str:
-        return f"asyncio.{self._events!r}" if self._events is not None else "asyncio.Events(not open)"
+        return f"asyncio.{self._iterator!r}" if self._iterator is not None else "asyncio.Events(not open)"
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self.__aenter__().__await__()
 
     async def __aenter__(self) -> Self:
-        if self._events is None:
-            self._events = await self._waits.run(self._listen)
+        await self.begun()
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Event:
-        await self
-        event = await self._waits.run(lambda: next(self._events, None) if self._events is not None else None)
-        if event is None:
-            raise StopAsyncIteration
-        return event
-
     async def close(self) -> None:
         """Stops listening. Closing twice does nothing."""
-        if self._events is not None:
-            await self._waits.run(self._events.close)
+        if self._iterator is not None:
+            await self._waits.run(self._iterator.close)
 
 
 class ConditionalAccumulatorBase(Handle[Blocking], Generic[Blocking]):
@@ -132,9 +110,8 @@ class _ArrayAccumulator(ConditionalAccumulatorBase[OfArrays], Generic[OfArrays])
 class ConditionalAccumulator(_ArrayAccumulator[dense.ConditionalAccumulator]):
     """``redisacc.ConditionalAccumulator`` for asyncio, with the same arguments: sums dense gradients."""
 
-    @with_arguments_of(dense.ConditionalAccumulator.__init__)
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(dense.ConditionalAccumulator, *args, **kwargs)
+    @opening(dense.ConditionalAccumulator)
+    def __init__(self) -> None: ...
 
     apply_grad = awaited(dense.ConditionalAccumulator.apply_grad)
     take_grad = awaited(dense.ConditionalAccumulator.take_grad)
@@ -147,9 +124,8 @@ class ConditionalAccumulator(_ArrayAccumulator[dense.ConditionalAccumulator]):
 class SparseConditionalAccumulator(_ArrayAccumulator[sparse.SparseConditionalAccumulator]):
     """``redisacc.SparseConditionalAccumulator`` for asyncio, with the same arguments: sums sparse gradients."""
 
-    @with_arguments_of(sparse.SparseConditionalAccumulator.__init__)
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(sparse.SparseConditionalAccumulator, *args, **kwargs)
+    @opening(sparse.SparseConditionalAccumulator)
+    def __init__(self) -> None: ...
 
     apply_grad = awaited(sparse.SparseConditionalAccumulator.apply_grad)
     apply_indexed_slices_grad = awaited(sparse.SparseConditionalAccumulator.apply_indexed_slices_grad)
@@ -164,9 +140,8 @@ class SparseConditionalAccumulator(_ArrayAccumulator[sparse.SparseConditionalAcc
 class TreeAccumulator(ConditionalAccumulatorBase[tree.TreeAccumulator]):
     """``redisacc.TreeAccumulator`` for asyncio, with the same arguments: sums the gradients of a tree."""
 
-    @with_arguments_of(tree.TreeAccumulator.__init__)
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(tree.TreeAccumulator, *args, **kwargs)
+    @opening(tree.TreeAccumulator)
+    def __init__(self) -> None: ...
 
     @classmethod
     @with_options(AccumulatorOptions)

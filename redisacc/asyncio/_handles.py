@@ -11,7 +11,6 @@ import inspect
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from types import TracebackType
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, Self, TypeVar, cast
 
 from redisacc import types
@@ -95,9 +94,7 @@ class Handle(Generic[Blocking]):
     async def __aenter__(self) -> Self:
         return await self._open()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -150,7 +147,7 @@ def iterated(method: Callable[Concatenate[Any, P], Iterator[R]]) -> Method[P, As
 
     @_described(method, "Does what {} does, for ``async for``.")
     def call(self: Handle[Any], *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
-        return _Iteration(self.waits, method(self.blocking, *args, **kwargs))
+        return Iteration(self.waits, functools.partial(method, self.blocking, *args, **kwargs))
 
     return cast(Method[P, AsyncIterator[R]], call)
 
@@ -165,18 +162,18 @@ def unchanged(method: Callable[Concatenate[Any, P], R]) -> Method[P, R]:
     return cast(Method[P, R], call)
 
 
-def with_arguments_of(
-    method: Callable[Concatenate[Any, P], None],
-) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Gives a constructor the arguments of a blocking class's constructor."""
-    signature = inspect.signature(method)
+def opening(
+    kind: Callable[P, object],
+) -> Callable[[Callable[[Any], None]], Callable[Concatenate[Any, P], None]]:
+    """Makes a constructor, which needs no code, of the class of the blocking handle: it has the same arguments."""
+    signature = inspect.signature(kind.__init__)
 
-    def decorate(constructor: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+    def decorate(constructor: Callable[[Any], None]) -> Callable[Concatenate[Any, P], None]:
         @functools.wraps(constructor)
-        def construct(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        def construct(self: Handle[Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
             # Raises a TypeError here, and not where the handle is opened.
             signature.bind(self, *args, **kwargs)
-            constructor(self, *args, **kwargs)
+            Handle.__init__(self, kind, *args, **kwargs)
 
         construct.__signature__ = signature  # type: ignore[attr-defined]
         return construct
@@ -208,21 +205,31 @@ class _Block(AbstractAsyncContextManager[R]):
     async def __aenter__(self) -> R:
         return await self._waits.run(self._block.__enter__)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
-        return await self._waits.run(functools.partial(self._block.__exit__, kind, error, traceback))
+    async def __aexit__(self, *error: Any) -> bool | None:
+        return await self._waits.run(functools.partial(self._block.__exit__, *error))
 
 
-class _Iteration(AsyncIterator[R]):
-    """A loop whose next value is awaited."""
+class Iteration(AsyncIterator[R]):
+    """A loop whose beginning and next value are awaited.
 
-    def __init__(self, waits: LoopWaits, iterator: Iterator[R]) -> None:
+    Args:
+        waits: how its calls wait.
+        begin: makes the blocking iterator, before the first value.
+    """
+
+    def __init__(self, waits: LoopWaits, begin: Callable[[], Iterator[R]]) -> None:
         self._waits = waits
-        self._iterator = iterator
+        self._begin = begin
+        self._iterator: Any = None
+
+    async def begun(self) -> Any:
+        """Returns the blocking iterator, which it makes if it has not."""
+        if self._iterator is None:
+            self._iterator = await self._waits.run(self._begin)
+        return self._iterator
 
     async def __anext__(self) -> R:
-        value = await self._waits.run(lambda: next(self._iterator, _END))
+        value = await self._waits.run(functools.partial(next, await self.begun(), _END))
         if value is _END:
             raise StopAsyncIteration
         return cast(R, value)

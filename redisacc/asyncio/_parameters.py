@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from redisacc._handles import parameters
-from redisacc.asyncio._handles import Handle, awaited, with_arguments_of
+from redisacc.asyncio._handles import Handle, awaited, opening
 
 
 class Parameters(Handle[parameters.Parameters]):
@@ -14,9 +12,8 @@ class Parameters(Handle[parameters.Parameters]):
     ``async with`` or ``await`` opens it. ``redis`` is as for the accumulators. Tasks of one event loop may share it.
     """
 
-    @with_arguments_of(parameters.Parameters.__init__)
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(parameters.Parameters, *args, **kwargs)
+    @opening(parameters.Parameters)
+    def __init__(self) -> None: ...
 
     @property
     def shared_name(self) -> str:

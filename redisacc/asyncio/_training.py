@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from redisacc._training import chief, training, upload, worker
-from redisacc.asyncio._handles import Handle, awaited, iterated, unchanged, with_arguments_of
+from redisacc.asyncio._handles import Handle, awaited, iterated, opening, unchanged
 from redisacc.asyncio._waits import LoopWaits
 
 Blocking = TypeVar("Blocking", bound=chief.Chief | worker.Worker | training.Training)
@@ -26,9 +25,7 @@ class Upload:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.abandon()
 
     @property
@@ -61,9 +58,8 @@ class Chief(_OfTraining[chief.Chief]):
     that blocks the event loop does not lose it.
     """
 
-    @with_arguments_of(chief.Chief.__init__)
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(chief.Chief, *args, **kwargs)
+    @opening(chief.Chief)
+    def __init__(self) -> None: ...
 
     @property
     def workers(self) -> int:
@@ -107,9 +103,8 @@ class Worker(_Working[worker.Worker]):
     that blocks the event loop does not lose it.
     """
 
-    @with_arguments_of(worker.Worker.__init__)
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(worker.Worker, *args, **kwargs)
+    @opening(worker.Worker)
+    def __init__(self) -> None: ...
 
     @property
     def number(self) -> int:
@@ -138,9 +133,8 @@ class Training(_Working[training.Training]):
     the event loop does not delay other processes.
     """
 
-    @with_arguments_of(training.Training.__init__)
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(training.Training, *args, **kwargs)
+    @opening(training.Training)
+    def __init__(self) -> None: ...
 
     @property
     def number(self) -> int | None:
