@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 import os
+import secrets
 import socket
 import weakref
 from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ from redisacc._handles.options import (
 from redisacc._protocol.applying.applier import IN_PLACE_LIMIT, Applier
 from redisacc._protocol.applying.attempts import Way
 from redisacc._protocol.applying.requests import Requests
-from redisacc._protocol.leases import private_leases
+from redisacc._protocol.leases.private_leases import OWNER_LEASE_MS, PrivateLease
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.lifecycle.events import Events
 from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
@@ -151,51 +152,22 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         options: AccumulatorOptions,
         incarnation: str | None = None,
     ) -> None:
-        """Opens the accumulator. A copy of a pickled handle opens only the ``incarnation`` that the original had."""
-        self._shared_name, self._name, self._options = shared_name, name, options
-        self._where = picklable_where(options["redis"])
-        lease_ms = self._assemble(spec, shared_name, options, incarnation)
-        self._encoding: Encoding = options["encoding"] or "float32"
-        # The accumulator's name in log records and errors of an operation for which the caller gives none.
-        self._own_label = f"{name} ({self._keys.name})"
-        self._finalizer: Callable[[], object] | None = None
-        if shared_name is None:
-            transport = self._transport.blocking
-            # First, because nothing else ends the renewals if an interrupt leaves the caller without the handle.
-            self._finalizer = weakref.finalize(
-                self, private_leases.release, transport, self._keys, self._scripts.incarnation, os.getpid()
-            )
-            private_leases.owner.add(transport, self._keys, lease_ms)
-
-    def _assemble(
-        self,
-        spec: AccumulatorSpec,
-        shared_name: str | None,
-        options: AccumulatorOptions,
-        incarnation: str | None = None,
-    ) -> int:
         """Opens the accumulator, or creates it, and makes the parts.
 
         Args:
             spec: what the caller expects the accumulator to be.
             shared_name: its name; None means a new private one.
+            name: the name of this handle.
             options: valid ones.
-            incarnation: the only one that is opened, and none is created. None means any.
-
-        Returns:
-            How long a private accumulator outlives its owner, in milliseconds; 0 for a shared one.
-
-        Raises:
-            NotFoundError: there is none, and none was to be created, or it is another incarnation.
-            InvalidArgumentError: it was created as something else.
-            ServerUnavailableError: no server answers.
-            ServerError: this user may not do what the handle has to do.
+            incarnation: the only one that is opened, as for a copy of a pickled handle, and none is created. None means
+                any.
         """
+        self._shared_name, self._name, self._options = shared_name, name, options
+        self._where = picklable_where(options["redis"])
         self._transport = transport = connect(options["redis"])
-        is_private = shared_name is None
         min_replicas = options["min_replicas"]
         limits = options["limits"] or Limits()
-        keys = Keys(shared_name or private_leases.new_name())
+        keys = Keys(shared_name or f"private-{secrets.token_hex(8)}")
         opened = open_accumulator(
             transport,
             keys,
@@ -203,7 +175,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             {field.name: field.chosen(options) for field in SETTINGS},
             partitions=options["partitions"],
             create=options["create"],
-            lease_ms=private_leases.OWNER_LEASE_MS if is_private else 0,
+            lease_ms=0 if shared_name else OWNER_LEASE_MS,
             incarnation=incarnation,
         )
         warn_if_evicting(transport, keys.record)
@@ -215,7 +187,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             transport, keys, OF_ACCUMULATORS, min_replicas=min_replicas, incarnation=opened.incarnation
         )
         self._spec = spec = replace(spec, chunk=opened.chunk, normalize=opened.normalize, order=opened.order)
-        self._telemetry = Telemetry(spec.kind, keys.name, is_private=is_private, address=transport.address)
+        self._telemetry = Telemetry(spec.kind, keys.name, is_private=shared_name is None, address=transport.address)
         self._lifetime = Lifetime(keys.name)
         sessions = SessionPool(opened.now_ms)
         self._requests = Requests(transport, scripts, sessions)
@@ -247,8 +219,15 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             history=History(opened.takes, opened.losses),
         )
         self._records = RecordReader(transport, keys, opened.incarnation, self._lifetime)
-        lease_ms: int = opened.lease_ms
-        return lease_ms
+        self._encoding: Encoding = options["encoding"] or "float32"
+        # The accumulator's name in log records and errors of an operation for which the caller gives none.
+        self._own_label = f"{name} ({keys.name})"
+        self._private: PrivateLease | None = None
+        if shared_name is None:
+            self._private = PrivateLease(transport.blocking, keys, opened.incarnation, opened.lease_ms)
+            # First, because nothing else ends the renewals if an interrupt leaves the caller without the handle.
+            self._finalizer = weakref.finalize(self, self._private.release)
+            self._private.begin()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Makes the handle picklable: the copy opens the same accumulator by its name, in whatever process.
@@ -636,8 +615,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         deleted already, or created again by another process, this has no effect.
         """
         self._lifetime.check()
-        if self.shared_name is None:
-            private_leases.owner.remove(self._keys)
+        if self._private is not None:
+            self._private.end()
         self._taker.kept = []
         delete(self._transport, self._keys, self._scripts.incarnation)
 
@@ -647,7 +626,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         A shared accumulator stays for all other handles, and a private one is removed. Closing twice has no effect.
         """
         self._lifetime.close()
-        if self._finalizer is not None:
+        if self._private is not None:
             self._transport.waits.call(self._finalizer)
 
     # Helpers

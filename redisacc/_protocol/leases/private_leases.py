@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from redisacc._clock import durations
 from redisacc._format.attempts import part_keys
 from redisacc._format.buffered import listed_part_keys
 from redisacc._format.keys import Keys
-from redisacc._protocol.leases.renewals import Renewals, interval_of, renewals_over
+from redisacc._protocol.leases.renewals import interval_of, renewals_over
 from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.parts.sweep import listed_attempts
 from redisacc._protocol.rounds.round_reader import all_rounds
@@ -30,28 +29,46 @@ logger = logging.getLogger("redisacc")
 OWNER_LEASE_MS = 60_000
 
 
-def new_name() -> str:
-    """Returns a unique name."""
-    return f"private-{secrets.token_hex(8)}"
-
-
 @dataclass(eq=False)
 class PrivateLease:
-    """The lease of a private accumulator, which its owner renews.
+    """The lease of a private accumulator, which its owner, this process, renews from ``begin`` on.
 
     Attributes:
         transport: the way to the server.
         keys: the keys of the accumulator.
+        incarnation: which accumulator of that name.
         lease_ms: how long it lasts, in milliseconds.
-        renewals: what renews it.
         is_over: whether it is renewed no longer.
     """
 
     transport: Transport
     keys: Keys
+    incarnation: str
     lease_ms: int
-    renewals: Renewals
     is_over: bool = False
+
+    def __post_init__(self) -> None:
+        self._pid = os.getpid()
+        self._renewals = renewals_over(self.transport)
+
+    def begin(self) -> None:
+        """Renews it from now on."""
+        self._renewals.add(self)
+
+    def end(self) -> None:
+        """Stops renewing it. A finalizer may call this in any thread."""
+        self.is_over = True
+        self._renewals.drop_ended()
+
+    def release(self) -> None:
+        """Deletes the accumulator when its handle is closed, unless this process is a child of its owner."""
+        if os.getpid() != self._pid:
+            return
+        self.end()
+        try:
+            delete(self.transport, self.keys, self.incarnation, timeout=durations.release)
+        except RedisAccError as error:
+            logger.debug("private accumulator %s will be removed when its lease ends: %s", self.keys.name, error)
 
     @property
     def interval(self) -> float:
@@ -91,43 +108,3 @@ class PrivateLease:
                     yield parts
         if keys.partitions:
             yield from part_keys(keys, listed_attempts(transport, keys, timeout=timeout))
-
-
-class Owner:
-    """Keeps the private accumulators of this process alive."""
-
-    def __init__(self) -> None:
-        self.forget_all()
-
-    def forget_all(self) -> None:
-        """Begins without accumulators, in a forked child: they belong to its parent."""
-        self._leases: dict[str, PrivateLease] = {}
-
-    def add(self, transport: Transport, keys: Keys, lease_ms: int) -> None:
-        """Renews the lease of an accumulator from now on."""
-        # Noted first, so that remove() ends it wherever an interrupt arrives.
-        lease = self._leases[keys.name] = PrivateLease(transport, keys, lease_ms, renewals_over(transport))
-        lease.renewals.add(lease)
-
-    def remove(self, keys: Keys) -> None:
-        """Stops renewing its lease. A finalizer may call this in any thread."""
-        if (lease := self._leases.pop(keys.name, None)) is not None:
-            lease.is_over = True
-            lease.renewals.drop_ended()
-
-
-owner = Owner()
-
-
-def release(transport: Transport, keys: Keys, incarnation: str, pid: int) -> None:
-    """Deletes a private accumulator when its handle is closed, unless this process is a child of its owner."""
-    if os.getpid() != pid:
-        return
-    owner.remove(keys)
-    try:
-        delete(transport, keys, incarnation, timeout=durations.release)
-    except RedisAccError as error:
-        logger.debug("private accumulator %s will be removed when its lease ends: %s", keys.name, error)
-
-
-os.register_at_fork(after_in_child=owner.forget_all)
