@@ -178,7 +178,7 @@ RULES = (
     ),
     Rule(
         "Compacting keeps the weights of gradients",
-        "redisacc/_protocol/applying/compaction.py",
+        "redisacc/_protocol/applying/gradient_writer.py",
         "round_sum.add(replace(gradient, factor=weight))",
         "round_sum.add(gradient)",
         "tests/behaviour/test_weights.py -k compacting",

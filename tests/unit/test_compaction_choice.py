@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from support.rows import every_row
 
-from redisacc._protocol.applying.compaction import _cheapest, _oldest
+from redisacc._protocol.applying.gradient_writer import _cheapest, _oldest
 
 MIB = 2**20
 
