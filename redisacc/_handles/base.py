@@ -318,7 +318,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             DataLossError: a part of a gradient in a partition is lost. ``part`` and ``gradient`` name it.
         """
         self._lifetime.check()
-        return read_round(self._transport, self._keys, self._spec, self._records, self._spec.result)
+        return read_round(self._records, self._spec, self._spec.result)
 
     def events(self, *, timeout: float | None = None) -> Events:
         """Returns an iterator over the accumulator's events from now on.
@@ -364,16 +364,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         wanted = validation.integer(step, "step")
         deadline = _deadline(timeout)
         with self._telemetry.observe("wait", self._worker) as operation:
-            wait = StepWait(
-                self._transport,
-                self._lifetime,
-                self._keys,
-                self._records,
-                wanted=wanted,
-                deadline=deadline,
-                label=label,
-            )
-            found = wait.run()
+            found = StepWait(self._records, wanted=wanted, deadline=deadline, label=label).run()
             operation.note_step(found, "global_step")
         return found
 

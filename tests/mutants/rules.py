@@ -187,7 +187,7 @@ RULES = (
     Rule(
         "A round that lacks a gradient is an error, and no mean of the others",
         "redisacc/_protocol/rounds/round_reader.py",
-        "if round_sum.number != num_accumulated:",
+        "if round_sum.number != contents.number:",
         "return round_sum\n        if round_sum.number:",
         "tests/behaviour/test_weights.py -k forged_total",
     ),

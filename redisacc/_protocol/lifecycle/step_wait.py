@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from redisacc._format.keys import Keys
 from redisacc._protocol.rounds.current_round import RecordReader
-from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait import Wait
-from redisacc._wire.transport import Transport
 from redisacc.errors import WaitTimeoutError
 
 # The beginnings of events that leave the step as it is.
@@ -17,9 +14,6 @@ class StepWait(Wait[int]):
     """Waits until the global step is at least ``wanted``, and returns the step, which may be higher.
 
     Args:
-        transport: the way to the server.
-        lifetime: of the handle.
-        keys: the keys of the accumulator.
         records: reads the step.
         wanted: the step.
         deadline: when to stop waiting, by ``clock.now()``; infinity: never.
@@ -28,18 +22,11 @@ class StepWait(Wait[int]):
 
     doing = "waiting for a step"
 
-    def __init__(
-        self,
-        transport: Transport,
-        lifetime: Lifetime,
-        keys: Keys,
-        records: RecordReader,
-        *,
-        wanted: int,
-        deadline: float,
-        label: str,
-    ) -> None:
-        super().__init__(transport, lifetime, keys.events, name=keys.name, deadline=deadline, label=label)
+    def __init__(self, records: RecordReader, *, wanted: int, deadline: float, label: str) -> None:
+        keys = records.keys
+        super().__init__(
+            records.transport, records.lifetime, keys.events, name=keys.name, deadline=deadline, label=label
+        )
         self._records = records
         self._wanted = wanted
         self._step: int | None = None

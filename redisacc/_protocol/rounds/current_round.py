@@ -29,13 +29,14 @@ class RecordReader:
         keys: the keys of the accumulator.
         incarnation: of the accumulator that was opened.
         lifetime: of the handle that reads; None means it belongs to no handle.
+
+    Attributes:
+        transport, keys, lifetime: as given.
     """
 
     def __init__(self, transport: Transport, keys: Keys, incarnation: str, lifetime: Lifetime | None = None) -> None:
-        self._transport = transport
-        self._keys = keys
+        self.transport, self.keys, self.lifetime = transport, keys, lifetime or Lifetime(keys.name)
         self._incarnation = incarnation
-        self._lifetime = lifetime
 
     def read(self, timeout: float = TIMEOUT) -> Record:
         """Returns the record as it is now.
@@ -44,16 +45,15 @@ class RecordReader:
             NotFoundError: the accumulator was deleted.
             CancelledError: the handle was closed.
         """
-        if self._lifetime is not None:
-            self._lifetime.check()
-        record = Record(self._keys, self._transport.call(*Record.command(self._keys), timeout=timeout))
+        self.lifetime.check()
+        record = Record(self.keys, self.transport.call(*Record.command(self.keys), timeout=timeout))
         self.check(record.incarnation)
         return record
 
     def check(self, incarnation: str) -> None:
         """Raises NotFoundError unless this is the incarnation that was opened."""
         if incarnation != self._incarnation:
-            raise refused(OF_ACCUMULATORS["replaced"], self._keys)
+            raise refused(OF_ACCUMULATORS["replaced"], self.keys)
 
 
 def with_partitions(transport: Transport, keys: Keys, *, timeout: float = TIMEOUT) -> Keys:
@@ -69,30 +69,25 @@ def with_partitions(transport: Transport, keys: Keys, *, timeout: float = TIMEOU
 
 # A function of its own, so that the memory of a disturbed attempt is free before the next one begins.
 def _attempt(
-    transport: Transport,
-    keys: Keys,
-    spec: AccumulatorSpec,
-    records: RecordReader,
-    reduce: Callable[[RoundSum, float], Any],
+    records: RecordReader, spec: AccumulatorSpec, reduce: Callable[[RoundSum, float], Any]
 ) -> Round[Any] | None:
     """Returns the current round; None if the accumulator has changed meanwhile."""
+    transport, keys = records.transport, records.keys
     current = keys.current
     before, *pieces, after = transport.pipeline([Record.command(keys), *read_commands(current), Record.command(keys)])
     record = Record(keys, before)
     records.check(record.incarnation)
     if record.state != Record(keys, after).state:
         return None
-    number, shape, weight = record.num_accumulated, record.round_shape, record.given_weight
+    number, shape = record.num_accumulated, record.round_shape
     if number == 0:
         return Round(None, record.global_step, 0)
     try:
         if shape is None:
             raise CorruptDataError(f"{keys.record}: a round of {number} gradients has no shape")
         reader = RoundReader(transport, keys, spec)
-        contents = reader.contents(current, pieces, shape)
-        round_sum = reader.add_up(contents, shape, number, weight)
-        weight = spec.weight_of(round_sum, weight)
-        gradient = reduce(round_sum, spec.divisor(number, weight))
+        contents = reader.contents(current, pieces, shape, number, record.given_weight)
+        found = reader.reduced(contents, record.global_step, record.staleness, reduce)
     except (CorruptDataError, PartMissingError) as error:
         # Pieces of two rounds do not fit together either: it is corruption only if nothing changed.
         if records.read().state != record.state:
@@ -109,28 +104,18 @@ def _attempt(
                 raise lost from error
         raise CorruptDataError(str(error)) from error
     # If nothing was left to read, everything was read between two equal records.
-    if (contents.buffered or not read_whole(pieces)) and records.read().state != record.state:
-        return None
-    total = float(number) if weight is None else weight
-    return Round(gradient, record.global_step, number, contents.workers, record.staleness, total, contents.metrics)
+    is_sure = (not contents.buffered and read_whole(pieces)) or records.read().state == record.state
+    return found if is_sure else None
 
 
-def read_round(
-    transport: Transport,
-    keys: Keys,
-    spec: AccumulatorSpec,
-    records: RecordReader,
-    reduce: Callable[[RoundSum, float], Any],
-) -> Round[Any]:
+def read_round(records: RecordReader, spec: AccumulatorSpec, reduce: Callable[[RoundSum, float], Any]) -> Round[Any]:
     """Returns the current round, read in pieces. Its gradient is None if the round is empty.
 
     It starts over if the accumulator changed meanwhile.
 
     Args:
-        transport: the way to the server.
-        keys: the keys of the accumulator.
-        spec: its specification.
-        records: reads its record.
+        records: reads the record of the accumulator.
+        spec: the specification of the accumulator.
         reduce: makes the gradient from the sum and the divisor of a mean.
 
     Raises:
@@ -140,11 +125,11 @@ def read_round(
     """
     deadline = running_time() + durations.call
     while True:
-        found = _attempt(transport, keys, spec, records, reduce)
+        found = _attempt(records, spec, reduce)
         if found is not None:
             return found
         if running_time() >= deadline:
             raise WaitTimeoutError(
-                f"accumulator {shown(keys.name)} changed during every attempt to read it, for {durations.call:.0f} s: "
-                "gradients arrive faster than the round can be read"
+                f"accumulator {shown(records.keys.name)} changed during every attempt to read it, for "
+                f"{durations.call:.0f} s: gradients arrive faster than the round can be read"
             )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
 from redisacc._arrays.metrics import Means
+from redisacc._arrays.results import Round
 from redisacc._arrays.sums import ROUNDING, RoundSum
 from redisacc._format import buffered as buffered_format
 from redisacc._format import in_place
@@ -36,25 +37,35 @@ def all_rounds(transport: Transport, keys: Keys, *, timeout: float = TIMEOUT) ->
 
 @dataclass(slots=True)
 class RoundContents:
-    """The hashes of a round.
+    """The hashes of a round, and what was counted.
 
     Attributes:
         of: their keys.
+        shape: the shape that binds the round.
+        number: how many gradients the round was counted to hold.
+        weight: the sum of their weights, as it was counted; None if all are 1.
+        num_required: how many the taker asked for: a reducer expects the same number. 0 if it is unknown.
         sums: the ``sums`` hash.
         buffered: the buffered gradients, in the order of their places. Their parts are still to be fetched.
         inline: some fields of the ``inline`` hash. The others are still to be fetched.
         workers: worker's name → number of its gradients.
         traces: the spans that applied them, as far as they are known.
         metrics: the mean of each metric.
+        lost_weight: the weight of gradients that are left out, which ``weight`` contains.
     """
 
     of: RoundKeys
+    shape: tuple[int, ...]
+    number: int
+    weight: float | None
+    num_required: int
     sums: Fields
     buffered: list[BufferedGradient]
     inline: Fields
     workers: dict[str, int]
     traces: list[TraceParent]
     metrics: Means
+    lost_weight: float = 0.0
 
 
 def read_commands(of: RoundKeys) -> list[Command]:
@@ -119,13 +130,28 @@ class RoundReader(RoundSoFar):
         suits = not self.has_reducer and self.part_sums is not None and self.part_sums.suits_reducer
         return suits and self.relies is not None and self.relies.calls()
 
-    def contents(self, of: RoundKeys, pieces: Sequence[Any], shape: tuple[int, ...]) -> RoundContents:
-        """Returns a round's hashes: the replies to ``read_commands``, and the pieces that these lack."""
+    def contents(  # noqa: PLR0917
+        self,
+        of: RoundKeys,
+        pieces: Sequence[Any],
+        shape: tuple[int, ...],
+        number: int,
+        weight: float | None,
+        num_required: int = 0,
+    ) -> RoundContents:
+        """Returns a round's hashes: the replies to ``read_commands``, and the pieces that these lack.
+
+        The other arguments are attributes of ``RoundContents``.
+        """
         workers = scan_whole(self.transport, of.workers, pieces[2])
         buffered = scan_whole(self.transport, of.buffered, pieces[1])
         traces, metrics = parse_notes(workers)
         return RoundContents(
             of=of,
+            shape=shape,
+            number=number,
+            weight=weight,
+            num_required=num_required,
             sums=scan_whole(self.transport, of.sums, pieces[0]),
             buffered=buffered_format.parse(self.keys, buffered, self.spec, shape) if buffered else [],
             inline=scanned(of.inline, pieces[3])[1],
@@ -139,73 +165,86 @@ class RoundReader(RoundSoFar):
         lost = lost_gradients(self.transport, self.keys, contents.buffered)
         ids = {gradient.id for gradient in lost}
         contents.buffered = [gradient for gradient in contents.buffered if gradient.id not in ids]
+        contents.number -= sum(gradient.number for gradient in lost)
+        if contents.weight is not None:
+            contents.lost_weight = sum(gradient.total_weight for gradient in lost)
         return lost
 
-    def add_up(
-        self,
-        contents: RoundContents,
-        shape: tuple[int, ...],
-        num_accumulated: int,
-        total_weight: float | None,
-        num_required: int = 0,
-        *,
-        lost_weight: float = 0.0,
-    ) -> RoundSum:
+    def add_up(self, contents: RoundContents) -> RoundSum:
         """Adds up all gradients of a round: those that are buffered, in the order of their places, then the sums.
-
-        Args:
-            contents: the round's hashes.
-            shape: the shape that binds the round.
-            num_accumulated: how many gradients the round was counted to hold.
-            total_weight: the sum of their weights, as it was counted; None if all are 1.
-            num_required: how many the taker asked for: a reducer expects the same number.
-            lost_weight: the weight of gradients that are left out, which ``total_weight`` contains.
 
         Raises:
             PartMissingError: a part of a buffered gradient is not there, or no longer.
             CorruptDataError: gradients that were counted are missing, or have other weights.
         """
-        round_sum = self._buffered_sum(contents, shape, num_required)
+        round_sum = self._buffered_sum(contents)
         if contents.sums:
-            round_sum.add(in_place.unpack(contents.sums, self.spec, shape, self.keys.current.sums))
-        if round_sum.number != num_accumulated:
+            round_sum.add(in_place.unpack(contents.sums, self.spec, contents.shape, self.keys.current.sums))
+        if round_sum.number != contents.number:
             raise CorruptDataError(
-                f"{self.keys.record}: of {num_accumulated} gradients only {round_sum.number} were found: keys were "
+                f"{self.keys.record}: of {contents.number} gradients only {round_sum.number} were found: keys were "
                 f"{EVICTED} or removed by hand"
             )
         found = round_sum.number if round_sum.weight is None else round_sum.weight
-        wanted = num_accumulated if total_weight is None else total_weight
+        wanted = contents.number if contents.weight is None else contents.weight
         # They may have been added in another order.
-        if not math.isclose(found + lost_weight, wanted, rel_tol=ROUNDING):
+        if not math.isclose(found + contents.lost_weight, wanted, rel_tol=ROUNDING):
             raise CorruptDataError(
                 f"{self.keys.record}: the weights of the gradients add up to {found:g}, but the total weight was "
                 f"counted to be {wanted:g}"
             )
         return round_sum
 
-    def add_rows_up(self, contents: RoundContents, shape: tuple[int, ...], num_required: int) -> RoundSum | None:
+    def reduced(
+        self,
+        contents: RoundContents,
+        global_step: int,
+        staleness: dict[int, int],
+        reduce: Callable[[RoundSum, float], Any],
+    ) -> Round[Any]:
+        """Adds up a round, and returns it as callers get it. Its gradient is None if it holds none.
+
+        Args:
+            contents: its hashes.
+            global_step: its step.
+            staleness: how stale its gradients were.
+            reduce: makes the gradient from the sum and the divisor of a mean.
+
+        Raises:
+            PartMissingError, CorruptDataError: as ``add_up``.
+        """
+        round_sum, number = self.add_up(contents), contents.number
+        weight = self.spec.weight_of(round_sum, contents.weight)
+        if contents.lost_weight:
+            # The weight of the gradients that are left, without the rounding of a difference.
+            weight = float(number) if round_sum.weight is None else round_sum.weight
+        total = float(number) if weight is None else weight
+        gradient = reduce(round_sum, self.spec.divisor(number, weight)) if number else None
+        return Round(gradient, global_step, number, contents.workers, staleness, total, contents.metrics)
+
+    def add_rows_up(self, contents: RoundContents) -> RoundSum | None:
         """Adds up the rows of the buffered gradients of a round, and leaves their dense parts for ``add_up``.
 
-        The arguments and the errors are those of ``add_up``.
+        The errors are those of ``add_up``.
 
         Returns:
             A sum with complete sparse sections. The others hold anything. None means rows cannot be added up alone.
         """
-        part_sums, round_sum = self.sums_of(shape, num_required)
+        part_sums, round_sum = self.sums_of(contents.shape, contents.num_required)
         return round_sum if part_sums.complete_rows(contents.buffered) else None
 
-    def _buffered_sum(self, contents: RoundContents, shape: tuple[int, ...], num_required: int) -> RoundSum:
+    def _buffered_sum(self, contents: RoundContents) -> RoundSum:
         """Returns the sum of the buffered gradients of a round."""
         buffered = contents.buffered
         inline = InlineReader(self.transport, contents.of, buffered, contents.inline) if buffered else None
         if self.part_sums is None and all(map(attrgetter("inline"), buffered)):
-            round_sum = self.spec.empty_sum(shape, where=self.keys.current.sums)
+            round_sum = self.spec.empty_sum(contents.shape, where=self.keys.current.sums)
             if inline is not None:
                 for gradient in buffered:
                     round_sum.add(whole_gradient(gradient, inline.read(gradient), inline.where(gradient)))
             return round_sum
         # If another taker got the round that was begun, this may be one of another shape.
-        part_sums, round_sum = self.sums_of(shape, num_required)
+        part_sums, round_sum = self.sums_of(contents.shape, contents.num_required)
         part_sums.complete(buffered, inline or InlineReader(self.transport, contents.of, ()))
         self.forget()
         return round_sum

@@ -308,7 +308,7 @@ class Taker(Generic[G]):
         )
 
     def _read(self, found: GrantedRound, *, skip_lost: bool = False) -> TakenRound[Any]:
-        return self._guarded(found.granted, lambda: self._read_whole(found, skip_lost=skip_lost))
+        return self._guarded(found, self._read_whole, found, skip_lost=skip_lost)
 
     def _explained(self, granted: Reply, error: PartMissingError | CorruptDataError) -> RedisAccError:
         """Returns the error that says why a round cannot be read."""
@@ -327,84 +327,66 @@ class Taker(Generic[G]):
                 return lost
         return CorruptDataError(f"{error}. The round stays listed in info().unacknowledged")
 
-    def contents(self, found: GrantedRound) -> tuple[RoundContents, tuple[int, ...]]:
-        """Returns the hashes of a round, and the shape that binds it.
+    def contents(self, found: GrantedRound) -> RoundContents:
+        """Returns the hashes of a round.
 
         Raises:
             DataLossError, CorruptDataError: as ``take``.
         """
-        return self._guarded(found.granted, lambda: self._contents(found))
+        return self._guarded(found, self._contents, found)
 
-    def _guarded(self, granted: Reply, read: Callable[[], Value]) -> Value:
-        try:
-            return read()
-        except (PartMissingError, CorruptDataError) as error:
-            raise self._explained(granted, error) from error
-
-    def _contents(self, found: GrantedRound) -> tuple[RoundContents, tuple[int, ...]]:
-        granted = found.granted
-        shape = round_shape_of(self.keys.record, granted.round_shape)
-        if shape is None:
-            raise CorruptDataError(f"{self.keys.taken}: round {granted.token} has no shape")
-        return found.reader.contents(self.keys.taken_round(granted.token), found.pieces, shape), shape
-
-    def sum_of(self, found: GrantedRound, contents: RoundContents, shape: tuple[int, ...]) -> RoundSum:
+    def sum_of(self, found: GrantedRound, contents: RoundContents) -> RoundSum:
         """Returns the sum of a round, which is not divided.
 
         Args:
             found: the round.
             contents: its hashes, from ``contents``.
-            shape: the shape that binds it.
 
         Raises:
             DataLossError, CorruptDataError: as ``take``.
         """
-        granted = found.granted
-        number, weight = granted.num_accumulated, granted.total_weight
-        add_up = found.reader.add_up
-        return self._guarded(granted, lambda: add_up(contents, shape, number, weight, found.num_required))
+        return self._guarded(found, found.reader.add_up, contents)
 
-    def rows_of(self, found: GrantedRound, contents: RoundContents, shape: tuple[int, ...]) -> RoundSum | None:
+    def rows_of(self, found: GrantedRound, contents: RoundContents) -> RoundSum | None:
         """Returns a sum with only the rows of a round whose gradients are all in parts. ``sum_of`` may follow.
 
         The arguments and the errors are those of ``sum_of``. None means rows cannot be added up alone.
         """
-        add_rows_up = found.reader.add_rows_up
-        return self._guarded(found.granted, lambda: add_rows_up(contents, shape, found.num_required))
+        return self._guarded(found, found.reader.add_rows_up, contents)
+
+    def _guarded(self, found: GrantedRound, read: Callable[..., Value], *of: object, **how: object) -> Value:
+        try:
+            return read(*of, **how)
+        except (PartMissingError, CorruptDataError) as error:
+            raise self._explained(found.granted, error) from error
+
+    def _contents(self, found: GrantedRound) -> RoundContents:
+        granted, number = found.granted, found.granted.num_accumulated
+        shape = round_shape_of(self.keys.record, granted.round_shape)
+        if shape is None:
+            raise CorruptDataError(f"{self.keys.taken}: round {granted.token} has no shape")
+        of = self.keys.taken_round(granted.token)
+        return found.reader.contents(of, found.pieces, shape, number, granted.total_weight, found.num_required)
 
     def _read_whole(self, found: GrantedRound, *, skip_lost: bool) -> TakenRound[Any]:
         granted, reader = found.granted, found.reader
-        contents, shape = self._contents(found)
+        contents = self._contents(found)
         try:
             staleness = parse_staleness(granted.staleness, granted.num_accumulated)
         except ValueError as error:
             raise CorruptDataError(f"{self.keys.taken}: round {granted.token}: {error}") from error
         # The acknowledgement also removes the rest of the gradients that are left out.
-        buffered, number, weight = contents.buffered, granted.num_accumulated, granted.total_weight
-        lost_weight = 0.0
-        if skip_lost:
-            lost = reader.leave_out_lost(contents)
-            number -= sum(gradient.number for gradient in lost)
-            if weight is not None:
-                lost_weight = sum(gradient.total_weight for gradient in lost)
-            if lost:
-                logger.warning(
-                    "%s: the round of step %d is handed out without the gradients that have lost parts: %s",
-                    self.keys.name,
-                    granted.global_step,
-                    ", ".join(gradient.id for gradient in lost),
-                    extra={"accumulator": self.keys.name, "global_step": granted.global_step, "token": granted.token},
-                )
-        round_sum = reader.add_up(contents, shape, number, weight, found.num_required, lost_weight=lost_weight)
-        if lost_weight:
-            # The weight of the gradients that are left, without the rounding of a difference.
-            weight = float(round_sum.number) if round_sum.weight is None else round_sum.weight
-        else:
-            weight = self.spec.weight_of(round_sum, weight)
-        gradient: G | None = self.spec.result(round_sum, self.spec.divisor(number, weight)) if number else None
-        total = float(number) if weight is None else weight
-        taken = Round(gradient, granted.global_step, number, contents.workers, staleness, total, contents.metrics)
-        ended = ended_round(self.keys, self.scripts, granted.token, buffered)
+        ended = ended_round(self.keys, self.scripts, granted.token, contents.buffered)
+        lost = reader.leave_out_lost(contents) if skip_lost else ()
+        if lost:
+            logger.warning(
+                "%s: the round of step %d is handed out without the gradients that have lost parts: %s",
+                self.keys.name,
+                granted.global_step,
+                ", ".join(gradient.id for gradient in lost),
+                extra={"accumulator": self.keys.name, "global_step": granted.global_step, "token": granted.token},
+            )
+        taken: Round[G] = reader.reduced(contents, granted.global_step, staleness, self.spec.result)
         return TakenRound(ended, taken, contents.traces)
 
     def _check_nothing_undone(self, granted: Reply, takes: object) -> None:

@@ -68,7 +68,6 @@ class _Round:
         found: the round.
         contents: its hashes.
         ended: what is removed when the update is published.
-        shape: the shape that binds it.
         digest: the digest of its gradients; if these are not all in parts, a random one.
         divisor: what the mean divides the sum by.
         is_in_parts: whether each gradient is in parts, which updaters can add up.
@@ -80,7 +79,6 @@ class _Round:
     found: GrantedRound
     contents: RoundContents
     ended: EndedRound
-    shape: tuple[int, ...]
     digest: str
     divisor: float
     is_in_parts: bool
@@ -217,8 +215,8 @@ class Committer:
 
     def discard(self, found: GrantedRound) -> None:
         """Removes a round that has been used."""
-        contents, _ = self._taker.contents(found)
-        ended_round(self._gradients, self._taker.scripts, found.granted.token, contents.buffered).acknowledge()
+        buffered = self._taker.contents(found).buffered
+        ended_round(self._gradients, self._taker.scripts, found.granted.token, buffered).acknowledge()
 
     @property
     def version(self) -> str:
@@ -285,7 +283,7 @@ class Committer:
         if self._round is not None and self._round.found is found:
             self.metrics = self._round.contents.metrics
             return self._round
-        contents, shape = self._taker.contents(found)
+        contents = self._taker.contents(found)
         self.metrics = contents.metrics
         granted, buffered = found.granted, contents.buffered
         in_parts = (
@@ -300,20 +298,20 @@ class Committer:
         digest = digest_of(buffered) if in_parts else secrets.token_hex(16)
         ended = ended_round(self._gradients, self._taker.scripts, granted.token, buffered)
         ended.past = history_text(granted.global_step, granted.num_accumulated, contents.metrics)
-        self._round = _Round(found, contents, ended, shape, digest, divisor, in_parts)
+        self._round = _Round(found, contents, ended, digest, divisor, in_parts)
         return self._round
 
     def _sum_of(self, of: _Round) -> RoundSum:
         """Returns the sum of a round, which is computed here if it was not."""
         if of.sum is None:
-            of.sum = self._taker.sum_of(of.found, of.contents, of.shape)
+            of.sum = self._taker.sum_of(of.found, of.contents)
         return of.sum
 
     def _rows_of(self, of: _Round, model: UpdateModel) -> Mapping[int, RowSum]:
         """Returns the sum of each table, which is computed here if it was not."""
         if of.rows is None:
             # Dense parts are left to updaters.
-            round_sum = self._taker.rows_of(of.found, of.contents, of.shape) if of.has_updaters else None
+            round_sum = self._taker.rows_of(of.found, of.contents) if of.has_updaters else None
             round_sum = round_sum or self._sum_of(of)
             granted, (_, places) = of.found.granted, model.sections
             total = self._spec.divisor(granted.num_accumulated, granted.total_weight)

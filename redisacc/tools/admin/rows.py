@@ -134,7 +134,7 @@ def read_rows(transport: Transport, keys: Keys, path: str | None = None) -> Rows
         sums, results = (np.atleast_1d(values)[:number] for values in (sums, results))
         return np.arange(number), np.full(number, holders), sums, results, holders
 
-    found = read_round(transport, keys, spec, RecordReader(transport, keys, record.incarnation), reduce)
+    found = read_round(RecordReader(transport, keys, record.incarnation), spec, reduce)
     nothing = np.empty((0, 0), leaf.dtype.storage)
     nobody = np.empty(0, np.int64), np.empty(0, np.uint64), nothing, nothing, 0
     indices, counts, sums, results, present = found.gradient or nobody
