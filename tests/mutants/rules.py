@@ -172,7 +172,7 @@ RULES = (
     Rule(
         "If the server may have executed a request, its caller learns that the outcome is unknown",
         "redisacc/_protocol/applying/requests.py",
-        "raise self._unknown(request, send, finish, what, error) from error\n            except RedisAccError",
+        "raise self._unknown(call, error) from error\n            except RedisAccError",
         "raise\n            except RedisAccError",
         "tests/failures/connections/test_unknown_outcome.py -k 'apply_without_reply'",
     ),

@@ -12,13 +12,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from redisacc._arrays.results import Tally
 from redisacc._protocol.scripts import ForgottenError, Reply, Scripts
 from redisacc._protocol.sessions import Request, SessionPool
 from redisacc._wire.transport import Transport
-from redisacc._wire.waits import Waits
 from redisacc.errors import (
     DataLossError,
     NotFoundError,
@@ -75,20 +74,6 @@ def _without(request: Request, under_way: tuple[Request, ...]) -> tuple[Request,
     return under_way[:place] + under_way[place + 1 :]
 
 
-class OutcomesOfThreads:
-    """The outcomes of the threads, or tasks, of one handle."""
-
-    def __init__(self, waits: Waits) -> None:
-        self._local = waits.local()
-
-    def mine(self) -> Outcomes:
-        """Returns the outcomes of the calling thread or task."""
-        found: Outcomes | None = getattr(self._local, "outcomes", None)
-        if found is None or found.pid != os.getpid():
-            found = self._local.outcomes = Outcomes()
-        return found
-
-
 logger = logging.getLogger("redisacc")
 
 Value = TypeVar("Value")
@@ -96,6 +81,8 @@ Value = TypeVar("Value")
 Send = Callable[[], Reply]
 # Turns the outcome into the caller's result.
 Finish = Callable[[Reply], Value]
+# A request, what sends a copy of it, what makes the result, and a description of the request, for errors.
+Call = tuple[Request, Send, Finish[Value], str]
 
 
 class Requests:
@@ -109,7 +96,8 @@ class Requests:
         self._transport = transport
         self._scripts = scripts
         self.sessions = sessions
-        self._outcomes = OutcomesOfThreads(transport.waits)
+        # The outcomes of each thread, or task.
+        self._local = transport.waits.local()
 
     def execute(self, request: Request, send: Send, finish: Finish[Value], what: str) -> Value:
         """Sends a new request, and returns its result.
@@ -127,11 +115,11 @@ class Requests:
             OutcomeUnknownError: the server may have executed it, or may yet. The error's ``settle()`` sends it again.
             RedisAccError: it was not executed, and no copy of it ever will be.
         """
-        outcomes, session = self._outcomes.mine(), request.session
+        outcomes, session = self._mine(), request.session
         try:
             if outcomes.state[0]:
                 self._settle_abandoned(outcomes)
-            value = self._run(request, send, finish, what, outcomes=outcomes, lost=self._transport.losses.count)
+            value = self._run((request, send, finish, what), outcomes, self._transport.losses.count)
         except (OutcomeUnknownError, DataLossError):
             # Another request of this session would make the outcome unknowable, so the session stays with the error.
             # Data loss is reported once: the server has lost the session, so the next request needs a new one.
@@ -150,9 +138,16 @@ class Requests:
         Raises:
             ServerError: the server does not answer, or refuses to. The requests stay open.
         """
-        outcomes = self._outcomes.mine()
+        outcomes = self._mine()
         self._settle(outcomes, outcomes.state[0])
         return outcomes.tally
+
+    def _mine(self) -> Outcomes:
+        """Returns the outcomes of the calling thread or task."""
+        found: Outcomes | None = getattr(self._local, "outcomes", None)
+        if found is None or found.pid != os.getpid():
+            found = self._local.outcomes = Outcomes()
+        return found
 
     def _settle_abandoned(self, outcomes: Outcomes) -> None:
         self._settle(outcomes, [request for request in outcomes.state[0] if request.abandoned])
@@ -174,23 +169,19 @@ class Requests:
                 request.session.learn(request.sequence)
                 self.sessions.give_back(request.session)
 
-    def _run(
-        self, request: Request, send: Send, finish: Finish[Value], what: str, *, outcomes: Outcomes, lost: int
-    ) -> Value:
+    def _run(self, call: Call[Value], outcomes: Outcomes, lost: int) -> Value:
         """Sends a request, and keeps it open for as long as its outcome is not known.
 
         Args:
-            request: the request.
-            send: sends one copy of it.
-            finish: turns the outcome into the caller's result.
-            what: a description of the request, for errors.
+            call: the request, and what belongs to it.
             outcomes: of this thread.
             lost: how many exchanges had broken off before the first copy was sent.
         """
+        request, _, finish, _ = call
         try:
             if request.fate is None:
                 outcomes.begin(request)
-            counted = self._resolved(request, send, finish, what, lost=lost)
+            counted = self._resolved(call, lost)
             # From here on, it is counted, even if an interrupt keeps the result from the caller.
             outcomes.close(request, counted.outcome)
         except RedisAccError:
@@ -202,14 +193,15 @@ class Requests:
         request.session.learn(request.sequence)
         return finish(counted)
 
-    def _settle_unknown(self, request: Request, send: Send, finish: Finish[Value], what: str) -> Value:
-        outcomes = self._outcomes.mine()
+    def _settle_unknown(self, call: Call[Value]) -> Value:
+        outcomes = self._mine()
         self._settle_abandoned(outcomes)
         # No transport has this count, so this assumes that stray copies may still arrive.
-        return self._run(request, send, finish, what, outcomes=outcomes, lost=-1)
+        return self._run(call, outcomes, -1)
 
-    def _resolved(self, request: Request, send: Send, finish: Finish[Value], what: str, *, lost: int) -> Reply:
+    def _resolved(self, call: Call[Any], lost: int) -> Reply:
         """Sends a request until its outcome is known, and returns that."""
+        request, send, _, what = call
         session = request.session
         while True:
             try:
@@ -224,14 +216,14 @@ class Requests:
                         "or evicted keys. This request was not executed; later ones will be"
                     ) from error
                 if self._transport.lost != lost:
-                    raise self._unknown(request, send, finish, what, error) from error
+                    raise self._unknown(call, error) from error
                 # The session was idle for so long that the server forgot it: the request goes out under a new one.
                 session.begin_anew(error.now_ms)
                 request.sequence = session.next()
             except ServerUnavailableError as error:
                 if self._transport.lost == lost:
                     raise
-                raise self._unknown(request, send, finish, what, error) from error
+                raise self._unknown(call, error) from error
             except RedisAccError as error:
                 if self._transport.lost == lost:
                     raise
@@ -243,17 +235,16 @@ class Requests:
                     # Its incarnation never comes back, so the outcome would stay unknown forever, and matters no more.
                     raise
                 except RedisAccError as failure:
-                    raise self._unknown(request, send, finish, what, failure) from error
+                    raise self._unknown(call, failure) from error
                 if resolved.outcome == "fenced":
                     raise
                 return resolved
 
-    def _unknown(
-        self, request: Request, send: Send, finish: Finish[Value], what: str, error: RedisAccError
-    ) -> OutcomeUnknownError:
+    def _unknown(self, call: Call[Any], error: RedisAccError) -> OutcomeUnknownError:
+        request, _, _, what = call
         request.retried = True
         return OutcomeUnknownError(
             f"{what}: it is unknown whether the server has executed this. settle() of this error sends the same "
             f"request again, which is executed once however often it is sent ({error})",
-            partial(self._settle_unknown, request, send, finish, what),
+            partial(self._settle_unknown, call),
         )
