@@ -215,7 +215,6 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             spec,
             sessions=sessions,
             lifetime=self._lifetime,
-            min_replicas=min_replicas,
             history=History(opened.takes, opened.losses),
         )
         self._records = RecordReader(transport, keys, opened.incarnation, self._lifetime)

@@ -325,7 +325,7 @@ class Scripts:
         min_replicas: int = 0,
         **fixed: Argument,
     ) -> None:
-        self.transport, self.min_replicas = transport, min_replicas
+        self.transport, self.min_replicas, self._name = transport, min_replicas, keys.name
         self.incarnation = str(fixed.get("incarnation", ""))
         self._runner = _Runner(transport, keys, refusals, min_replicas)
         self._base = keys.base if base is None else base
@@ -366,6 +366,22 @@ class Scripts:
     def parse(self, script: str, reply: Sequence[Any], **given: Any) -> Reply:
         """Returns what a reply of a script to these arguments says, or raises what it refuses."""
         return self._runner.reply(script, reply, [], given=given)
+
+    def check_replicated(self, replicas: int, done: str, advice: str = "") -> None:
+        """Raises NotReplicatedError if fewer than ``min_replicas`` replicas have confirmed a write.
+
+        Args:
+            replicas: how many replicas confirmed it in time.
+            done: the write, as a clause: "the gradient was counted".
+            advice: what else the message says.
+        """
+        if replicas < self.min_replicas:
+            raise NotReplicatedError(
+                f"{shown(self._name)}: {done}, but only {replicas} of the {self.min_replicas} replicas that should "
+                f"have it confirmed it in time{advice}",
+                replicas=replicas,
+                min_replicas=self.min_replicas,
+            )
 
 
 def refused(refusal: tuple[type[RedisAccError], str], keys: PartitionedKeys, **values: Any) -> RedisAccError:
@@ -408,22 +424,3 @@ def confirmed(where: str, replies: Sequence[object]) -> int:
         case [int(replicas)]:
             return replicas
     raise CorruptDataError(f"{where}: WAIT replied {shown(replies)}, not a number of replicas")
-
-
-def check_replicated(name: str, done: str, *, replicas: int, min_replicas: int, advice: str = "") -> None:
-    """Raises NotReplicatedError if fewer than ``min_replicas`` replicas have confirmed a write.
-
-    Args:
-        name: the accumulator.
-        done: the write, as a clause: "the gradient was counted".
-        replicas: how many replicas confirmed it in time.
-        min_replicas: how many should have.
-        advice: what else the message says.
-    """
-    if replicas < min_replicas:
-        raise NotReplicatedError(
-            f"{shown(name)}: {done}, but only {replicas} of the {min_replicas} replicas that should have it "
-            f"confirmed it in time{advice}",
-            replicas=replicas,
-            min_replicas=min_replicas,
-        )

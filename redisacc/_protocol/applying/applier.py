@@ -19,7 +19,7 @@ from redisacc._protocol.applying.attempts import Way
 from redisacc._protocol.applying.gradient_writer import GradientWriter
 from redisacc._protocol.applying.requests import Requests
 from redisacc._protocol.applying.upload import Upload
-from redisacc._protocol.scripts import COUNTED, Reply, check_replicated
+from redisacc._protocol.scripts import COUNTED, Reply
 from redisacc._protocol.sessions import GradientRequest, Request
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
@@ -137,12 +137,7 @@ class Applier:
         if self._stale_of_step_0:
             self._stale_of_step_0 = 0
         if self._way.min_replicas:
-            check_replicated(
-                self._way.keys.name,
-                "the gradient was counted",
-                replicas=counted.replicas,
-                min_replicas=self._way.min_replicas,
-            )
+            self._way.scripts.check_replicated(counted.replicas, "the gradient was counted")
         return ApplyResult("applied", counted.global_step, counted.num_accumulated)
 
     def layout_for(self, encoding: Encoding) -> UploadLayout | None:

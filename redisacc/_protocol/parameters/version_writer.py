@@ -39,7 +39,6 @@ from redisacc._protocol.scripts import (
     OF_PARAMETERS,
     Reply,
     Scripts,
-    check_replicated,
     confirmed,
     refused,
     wait_commands,
@@ -388,12 +387,10 @@ class VersionWriter:
             counts += [confirmed(batch[0], replies[-1:]) for batch, replies in zip(batches, found, strict=True)]
         fields = ["min_replicas", str(needed)]
         reply = self._scripts.amend(incarnation=incarnation, event="confirming", fields=fields, replicated=True)
-        check_replicated(
-            keys.name,
+        self._scripts.check_replicated(
+            min([*counts, reply.replicas]),
             f"step {step} is published",
-            replicas=min([*counts, reply.replicas]),
-            min_replicas=needed,
-            advice=". If their master fails now, the step is lost. Publish the same again, which waits again",
+            ". If their master fails now, the step is lost. Publish the same again, which waits again",
         )
 
     def _listed(self, blobs: Iterable[Blob]) -> Sequence[str]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from redisacc._format.attempts import MOST_PARTS, StoredAttempt, part_keys
 from redisacc._format.keys import PartitionedKeys
 from redisacc._protocol.parts.write import by_partition
-from redisacc._protocol.scripts import Scripts, check_replicated
+from redisacc._protocol.scripts import Scripts
 from redisacc._wire.transport import TIMEOUT, Transport
 from redisacc.errors import NotFoundError, RedisAccError, ServerUnavailableError
 
@@ -59,8 +59,7 @@ def sweep(
         )
         if not reply.attempt:
             return number
-        done = f"{len(reply.attempt)} attempt(s) ended"
-        check_replicated(keys.name, done, replicas=reply.replicas, min_replicas=min_replicas)
+        scripts.check_replicated(reply.replicas, f"{len(reply.attempt)} attempt(s) ended")
         due = [StoredAttempt.parse(keys.attempts, member) for member in reply.attempt]
         remove_parts(transport, keys, due)
         number += len(due)

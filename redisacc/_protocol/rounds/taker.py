@@ -20,7 +20,7 @@ from redisacc._format.stored_text import parse_staleness, round_shape_of
 from redisacc._protocol.rounds.granted_rounds import REMEMBERED, EndedRound, ended_round, still_listed, take_over
 from redisacc._protocol.rounds.round_reader import RoundContents, RoundReader, part_lost, read_commands
 from redisacc._protocol.rounds.take_wait import History, TakeWait, leave
-from redisacc._protocol.scripts import Reply, Scripts, StaleSequenceError, check_replicated
+from redisacc._protocol.scripts import Reply, Scripts, StaleSequenceError
 from redisacc._protocol.sessions import Request, Session, SessionPool
 from redisacc._protocol.sums.part_sums import ReducerReliance
 from redisacc._protocol.waiting.lifetime import Lifetime
@@ -95,7 +95,6 @@ class Taker(Generic[G]):
         spec: its specification.
         sessions: the sessions of the handle.
         lifetime: the lifetime of the handle.
-        min_replicas: how many replicas have to know a round that was taken.
         history: the handle's knowledge of the accumulator's past.
         kept: rounds that are in memory and whose takes were interrupted, the oldest first. The server may have removed
             them already, so the next calls deliver them.
@@ -108,7 +107,6 @@ class Taker(Generic[G]):
     spec: AccumulatorSpec
     sessions: SessionPool
     lifetime: Lifetime
-    min_replicas: int
     history: History
     kept: list[TakenRound[G]] = field(default_factory=list)
     is_updated: bool = False
@@ -141,13 +139,14 @@ class Taker(Generic[G]):
         finally:
             self.sessions.give_back(session)
         self._check_nothing_undone(granted, takes)
-        if self.min_replicas:
+        if self.scripts.min_replicas:
             # The round is unknown to a server that took over in a failover.
             known = leave(self.scripts, granted.token, replicated=True)
             if known is None:
                 # This raises if the round was deleted or recovered. Otherwise, the server does not know it.
                 self._still_listed(granted.token, granted.global_step)
-            self._check_replicated(granted.global_step, "taken", known.replicas if known else 0)
+            done = f"the round of step {granted.global_step} was taken"
+            self.scripts.check_replicated(known.replicas if known else 0, done)
         # If the server has not said how many were required, they were probably as many as there are.
         return GrantedRound(granted, pieces, reader, pending.num_required or granted.num_accumulated)
 
@@ -173,17 +172,9 @@ class Taker(Generic[G]):
         granted = take_over(self.keys, self.scripts, token, name=name)
         if granted is None:
             return None
-        self._check_replicated(granted.global_step, "recovered", granted.replicas)
+        self.scripts.check_replicated(granted.replicas, f"the round of step {granted.global_step} was recovered")
         pieces = self.transport.pipeline(read_commands(self.keys.taken_round(granted.token)))
         return GrantedRound(granted, pieces, RoundReader(self.transport, self.keys, self.spec), 0)
-
-    def _check_replicated(self, global_step: int, done: str, replicas: int) -> None:
-        check_replicated(
-            self.keys.name,
-            f"the round of step {global_step} was {done}",
-            replicas=replicas,
-            min_replicas=self.min_replicas,
-        )
 
     def acknowledge(self, taken: TakenRound[G], value: Value, *, again: bool = False) -> Value:
         """Removes a round from Redis, and returns ``value``.
