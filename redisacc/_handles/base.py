@@ -361,7 +361,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         """
         label = self._label(name)
         wanted = validation.integer(step, "step")
-        deadline = _deadline(timeout)
+        deadline = deadline_of(timeout)
         with self._telemetry.observe("wait", self._worker) as operation:
             found = StepWait(self._records, wanted=wanted, deadline=deadline, label=label).run()
             operation.note_step(found, "global_step")
@@ -582,7 +582,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         cancel: Callable[[], bool] | None = None,
     ) -> TakenRound[G]:
         label = self._own_label if name is None else self._label(name)
-        deadline = math.inf if timeout is None else _deadline(timeout)
+        deadline = math.inf if timeout is None else deadline_of(timeout)
         self._lifetime.check()
         worker = self._options["worker"] or host_and_process(os.getpid())
         take = functools.partial(
@@ -656,7 +656,7 @@ def reopen(
     return handle
 
 
-def _deadline(timeout: object) -> float:
+def deadline_of(timeout: object) -> float:
     """Returns when a timeout in seconds ends, by ``clock.now()``; infinity for None."""
     seconds = validation.timeout(timeout)
     return math.inf if seconds is None else clock.now() + seconds

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from redisacc._arrays import validation
-from redisacc._clock import clock, durations
+from redisacc._clock import durations
 from redisacc._format.history_entries import PastStep
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import ENCODINGS
-from redisacc._handles.base import host_and_process
+from redisacc._handles.base import deadline_of, host_and_process
 from redisacc._handles.options import check_picklable, checked_partitions, picklable_where
 from redisacc._protocol.lifecycle.similar_names import suggestion
 from redisacc._protocol.parameters.deletion import delete_parameters
@@ -114,10 +113,7 @@ class Parameters(Closing):
         self._keys = keys = ParameterKeys(shared_name)
         self._telemetry = Telemetry("parameters", shared_name, address=self._transport.address)
         self._lifetime = Lifetime(shared_name)
-        self._reader = ParameterReader(self._transport, keys, self._reopens)
-        self._publisher = Publisher(
-            self._transport, keys, self._reader, self._encoding, self._partitions, min_replicas=self._min_replicas
-        )
+        self._attach(self._reopens)
         if self._reader.poll(timeout=durations.opening) is not None:
             self._publisher.check_partitions(self._reader.keys)
         elif not create:
@@ -235,8 +231,12 @@ class Parameters(Closing):
     def _forget(self) -> None:
         """Makes this handle one on whatever is published under its name now."""
         given = self._reader.given
-        self._reader = ParameterReader(self._transport, ParameterKeys(self.shared_name))
+        self._attach("")
         self._reader.given = given
+
+    def _attach(self, incarnation: str) -> None:
+        """Makes what reads and publishes an incarnation; "": any."""
+        self._reader = ParameterReader(self._transport, self._keys, incarnation)
         self._publisher = Publisher(
             self._transport, self._keys, self._reader, self._encoding, self._partitions, min_replicas=self._min_replicas
         )
@@ -377,7 +377,7 @@ class Parameters(Closing):
             CorruptDataError: Redis holds data that redisacc did not write.
         """
         wanted = None if after is None else validation.integer(after, "after")
-        seconds = validation.timeout(timeout)
+        deadline = deadline_of(timeout)
         skip_last = validation.flag(skip_last, "skip_last")
         self._lifetime.check()
         with self._telemetry.observe("wait") as operation:
@@ -387,7 +387,7 @@ class Parameters(Closing):
                 self._keys,
                 self._reader,
                 after=wanted,
-                deadline=math.inf if seconds is None else clock.now() + seconds,
+                deadline=deadline,
                 label=f"{self._name} ({self._keys.name})",
                 skip_last=skip_last,
                 cancel=cancel,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from redisacc._arrays import validation
@@ -99,7 +97,7 @@ class Reducer(Closing):
         self._lock = forks.lock()
         # The names of accumulators for which takers have called.
         self._called: dict[str, None] = {}
-        self._reductions: dict[tuple[str, int | None], _Running] = {}
+        self._reductions: dict[tuple[str, int | None], Reduction] = {}
         self._alarm = self._transport.waits.alarm()
         self._closed = forks.event()
         self._running = forks.lock()
@@ -173,9 +171,8 @@ class Reducer(Closing):
                 self._attempt("", self._look_at_server)
             # Those of an accumulator whose node has just not answered would wait for it, too.
             silent: set[str] = set()
-            for key, running in list(self._reductions.items()):
-                reduction = running.reduction
-                if reduction.is_over or reduction.is_idle(LONGEST_IDLE) or not self._is_ours(running):
+            for key, reduction in list(self._reductions.items()):
+                if reduction.is_over or reduction.is_idle(LONGEST_IDLE) or not self._is_ours(reduction):
                     self._leave(key)
                     continue
                 name, has_work = key[0], reduction.has_work or reduction.due <= clock.now()
@@ -183,7 +180,7 @@ class Reducer(Closing):
                 if has_work and name not in silent and not self._attempt(name, work):
                     silent.add(name)
                 pause = min(pause, reduction.due - clock.now())
-            if not any(running.reduction.has_work for running in self._reductions.values()):
+            if not any(reduction.has_work for reduction in self._reductions.values()):
                 self._alarm.wait(max(pause, SHORTEST_PAUSE))
 
     def _look_at_server(self) -> None:
@@ -247,11 +244,10 @@ class Reducer(Closing):
                 holder=self._holder,
                 who=host_and_process(os.getpid()),
             )
-            listening = contextlib.ExitStack()
             for channel in reduction.channels:
                 heard = pubsub_of(self._transport, channel).listen(channel, partial(self._hear, reduction, channel))
-                listening.enter_context(heard)
-            self._reductions[name, position] = _Running(reduction, keys.home(position), listening)
+                reduction.listening.enter_context(heard)
+            self._reductions[name, position] = reduction
 
     def _leave_alone(self, name: str, why: str) -> None:
         """Logs once why the reducer does not work on an accumulator. The taker calls every second."""
@@ -266,7 +262,7 @@ class Reducer(Closing):
             return True
         for other in names:
             parts = [key for key in self._reductions if key[0] == other]
-            reductions = [self._reductions[key].reduction for key in parts]
+            reductions = [self._reductions[key] for key in parts]
             if all(one.is_idle(durations.idle) or one.is_left_alone for one in reductions):
                 for key in parts:
                     self._leave(key)
@@ -282,26 +278,26 @@ class Reducer(Closing):
         """Returns whether the node of this reducer stores the keys of a slot."""
         return self._node is None or self._transport.owner_of(home, timeout=CALL_TIMEOUT) == self._node
 
-    def _is_ours(self, running: _Running) -> bool:
+    def _is_ours(self, reduction: Reduction) -> bool:
         """Returns whether the node still stores it, as far as that can be found out. Looks once a second."""
         now = clock.now()
-        if now < running.look_at:
+        if now < reduction.look_at:
             return True
-        running.look_at = now + LONGEST_PAUSE
+        reduction.look_at = now + LONGEST_PAUSE
         try:
-            return self._stores(running.home)
+            return self._stores(reduction.keys.home(reduction.position))
         except ServerUnavailableError:
             # It notices when it works.
             return True
 
     def _leave(self, key: tuple[str, int | None], *, give_back: bool = True) -> bool:
         """Stops working on an accumulator, or on a partition. Returns whether the server answered, if it was asked."""
-        running = self._reductions.pop(key)
-        running.listening.close()
+        reduction = self._reductions.pop(key)
+        reduction.listening.close()
         if not give_back:
             return False
         with limited(WORK_TIMEOUT):
-            return running.reduction.release()
+            return reduction.release()
 
     def _attempt(self, name: str, work: Callable[[], object]) -> bool:
         """Does something with the server. Returns False, and logs it once, if it cannot be reached.
@@ -336,27 +332,9 @@ class Reducer(Closing):
                 return False
             if self._called:
                 return True
-            others = [running.reduction for running in self._reductions.values()]
-            return any(other.has_work for other in others if other is not working)
+            return any(other.has_work for other in self._reductions.values() if other is not working)
 
         return interrupted
-
-
-@dataclass(slots=True)
-class _Running:
-    """A reduction under way.
-
-    Attributes:
-        reduction: the reduction.
-        home: a key in the slot whose gradients it adds up.
-        listening: ends the subscriptions.
-        look_at: when to look whether the node still stores that slot, by ``clock.now()``.
-    """
-
-    reduction: Reduction
-    home: str
-    listening: contextlib.ExitStack
-    look_at: float = 0.0
 
 
 def _checked_node(transport: Transport, node: object) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -65,6 +66,8 @@ class Reduction:
         updates: updates the parameters of the same name.
         due: when to call ``work`` at the latest, by ``clock.now()``.
         is_over: whether the accumulator was deleted. Another one of its name may have other partitions.
+        listening: ends the subscriptions to its channels.
+        look_at: when to look whether the node still stores what it adds up, by ``clock.now()``.
     """
 
     transport: Transport
@@ -74,6 +77,8 @@ class Reduction:
     who: str
     due: float = 0.0
     is_over: bool = False
+    listening: ExitStack = field(default_factory=ExitStack)
+    look_at: float = 0.0
     _spec: AccumulatorSpec | None = None
     _heard: deque[Heard] = field(default_factory=lambda: deque([Interruption.MISSED]))
     _heard_at: float = field(default_factory=clock.now)
