@@ -38,6 +38,7 @@ from chaos.server import Server
 from support.command import collect_garbage
 from support.leaks import leftovers
 from support.proxy import Weather
+from support.until import until
 
 import redisacc
 
@@ -241,8 +242,10 @@ class Chaos:
             *[self._cut_all] * 2,
             *[partial(self._do, deed) for deed in self._victim.deeds()],
         ]
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and (gradients == float("inf") or self._counted() < gradients):
+        # On a busy machine, processes that are killed while they start would never count anything.
+        until(lambda: self._counted() > 0, 120)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and (gradients == float("inf") or self._counted() < gradients):
             time.sleep(self._random.uniform(0.1, 0.6))
             self._wake_up(time.monotonic())
             self._random.choice(deeds)()
@@ -280,8 +283,8 @@ class Chaos:
             self.done["pauses of processes"] += 1
 
     def _wake_up(self, now):
-        for name, until in list(self._stopped.items()):
-            if until <= now:
+        for name, end in list(self._stopped.items()):
+            if end <= now:
                 del self._stopped[name]
                 os.killpg(self._running[name], signal.SIGCONT)
 
