@@ -27,7 +27,7 @@ from redisacc._format.attempts import StoredAttempt
 from redisacc._format.keys import ParameterKeys, parse_partitions
 from redisacc._format.leaves import ALIGNMENT, Flat, Layout, Schema, ranges_text
 from redisacc._format.part_cut import ElementCut, part_lengths
-from redisacc._format.stored_text import foreign, matched, of_ascii, parse_int64, parse_number, parsed
+from redisacc._format.stored_text import foreign, matched, of_ascii, parse_int64, parsed
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, RedisAccError
 from redisacc.optim import Optimizer, from_config
@@ -194,6 +194,10 @@ class FullBlob:
         """
         return schema.flat(self.leaves).layout if self.part_bytes else schema.layout(self.leaves)
 
+    def blob(self, schema: Schema) -> Blob:
+        """Returns how it is stored. Takes the schema as ``layout`` does."""
+        return Blob(self.id, self.layout(schema).nbytes, self.cut, len(self.cut))
+
     @property
     def text(self) -> str:
         """Returns how the record lists it."""
@@ -223,6 +227,10 @@ class RowsBlob:
     def nbytes(self, schema: Schema) -> int:
         """Returns its length in bytes."""
         return sum(count * (INDEX_BYTES + schema.leaves[leaf].row_bytes) for leaf, count in self.counts)
+
+    def blob(self, schema: Schema) -> Blob:
+        """Returns how it is stored."""
+        return Blob(self.id, self.nbytes(schema))
 
 
 @dataclass(frozen=True)
@@ -259,15 +267,14 @@ class Manifest:
         Args:
             schema: the schema of the leaves in blobs.
         """
-        found = [Blob(blob.id, blob.layout(schema).nbytes, blob.cut, len(blob.cut)) for blob in self.full]
-        found += [Blob(blob.id, blob.nbytes(schema)) for blob in self.rows]
+        found = [blob.blob(schema) for blob in self.full] + [blob.blob(schema) for blob in self.rows]
         if self.state is not None:
             found.append(self.state)
         return {blob.id: blob for blob in (*found, *self.slots)}
 
-    def brought(self, version: str, schema: Schema) -> list[Blob]:
-        """Returns the blobs that the version with this id brings itself. Takes the schema as ``blobs`` does."""
-        return [blob for blob in self.blobs(schema).values() if blob.id.startswith(f"{version}-")]
+    def full_of(self, version: str) -> list[FullBlob]:
+        """Returns the full blobs that the version with this id brings itself."""
+        return [blob for blob in self.full if blob.id.startswith(f"{version}-")]
 
     def shares(self, schema: Schema) -> list[tuple[FullBlob, tuple[int, ...]]]:
         """Returns each full blob, and the leaves that it holds and no later one does."""
@@ -289,7 +296,7 @@ class Manifest:
 class ParameterRecord:
     """Which version is published, and where its values are. It is checked as it is used.
 
-    Readers poll it, so it lacks the retired blobs, which only publishers and deletions need.
+    Readers poll it, so it lacks fields that only few need, such as the retired blobs, unless these are asked for.
 
     Attributes:
         keys: the keys of the parameters, with their partitions.
@@ -299,6 +306,7 @@ class ParameterRecord:
         finished: whether it is the last one, as far as its publisher has said.
         encoding: how its elements of float32 are stored, one of ENCODINGS.
         kept: what the program keeps, as text; "": nothing.
+        found: what the server replied, by the names of fields.
     """
 
     # The fields, and what their absence means. None means all records have them.
@@ -311,11 +319,11 @@ class ParameterRecord:
         "kept": b"",
     }
 
-    def __init__(self, keys: ParameterKeys, reply: Sequence[bytes | None]) -> None:
-        given = zip(self.FIELDS.items(), reply, strict=True)
+    def __init__(self, keys: ParameterKeys, found: Mapping[str, Any]) -> None:
+        self.found = found
         texts = {
-            name: parsed(keys.record, name, absent if value is None else value, _text)
-            for (name, absent), value in given
+            name: parsed(keys.record, name, absent if found[name] is None else found[name], _text)
+            for name, absent in self.FIELDS.items()
         }
         if texts["format"] != FORMAT:
             raise CorruptDataError(
@@ -338,24 +346,46 @@ class ParameterRecord:
         self._texts = texts
 
     @classmethod
-    def command(cls, keys: ParameterKeys) -> tuple[str, ...]:
-        """Returns the command that reads it."""
-        return ("HMGET", keys.record, *cls.FIELDS)
+    def command(cls, keys: ParameterKeys, *more: str) -> tuple[str, ...]:
+        """Returns the command that reads it, with further fields."""
+        return ("HMGET", keys.record, *cls.FIELDS, *more)
 
     @classmethod
-    def parse(cls, keys: ParameterKeys, reply: object) -> ParameterRecord | None:
+    def parse(cls, keys: ParameterKeys, reply: object, *more: str) -> ParameterRecord | None:
         """Returns the record from the reply to ``command``, or None if there is none, or none of a version yet.
 
         Raises:
             CorruptDataError: redisacc did not write it, or another version of it did.
         """
-        if not isinstance(reply, list) or len(reply) != len(cls.FIELDS):
-            raise CorruptDataError(f"{keys.record}: HMGET must reply {len(cls.FIELDS)} values, not {shown(reply)}")
-        found = dict(zip(cls.FIELDS, reply, strict=True))
+        names = (*cls.FIELDS, *more)
+        if not isinstance(reply, list) or len(reply) != len(names):
+            raise CorruptDataError(f"{keys.record}: HMGET must reply {len(names)} values, not {shown(reply)}")
+        found = dict(zip(names, reply, strict=True))
         if found["version"] is None and found["partitions"] is not None and found["step"] is None:
             # An attempt to publish the first version is under way, or was given up.
             return None
-        return None if reply == [None] * len(reply) else cls(keys, reply)
+        return cls(keys, found) if any(found[name] is not None for name in cls.FIELDS) else None
+
+    def read(self, name: str, parse: Callable[..., Entry], *more: object) -> Entry:
+        """Returns what a parser makes of a further field.
+
+        Raises:
+            CorruptDataError: redisacc did not write it.
+        """
+        return parsed(self.keys.record, name, self.found[name], parse, *more)
+
+    def schema(self, name: str = "structure") -> Schema:
+        """Returns the schema in a further field.
+
+        Raises:
+            CorruptDataError: redisacc did not write it.
+        """
+        return parse_schema(self.keys, name, self.found[name])
+
+    def stored(self, schema: Schema) -> list[Blob]:
+        """Returns all blobs that the record lists, if ``retired`` was read: also those of earlier versions."""
+        manifest = self.manifest(schema)
+        return [*manifest.blobs(schema.stored(self.encoding)).values(), *manifest.retired]
 
     def manifest(self, schema: Schema) -> Manifest:
         """Returns the blobs of the version.
@@ -370,6 +400,7 @@ class ParameterRecord:
             rows_since=parsed(self.keys.record, "rows_since", self._texts["rows_since"], parse_int64),
             state=next(iter(self._listed("state", _sized, most=1)), None),
             slots=self._listed("slots", self._slot, full, schema),
+            retired=self.retired(self.found["retired"]) if "retired" in self.found else (),
         )
         if any(earlier.step >= later.step for earlier, later in pairwise(manifest.rows)):
             raise foreign(self.keys.record, "rows", self._texts["rows"])
@@ -518,15 +549,6 @@ def parse_optimizer(keys: ParameterKeys, text: object) -> Optimizer:
         return from_config(json.loads(text))
     except (ValueError, RecursionError, RedisAccError) as error:
         raise foreign(keys.record, "optimizer", text, error) from None
-
-
-def parse_count(keys: ParameterKeys, name: str, text: Any) -> int:
-    """Returns the number in a field of the record that counts something: up to 15 digits.
-
-    Raises:
-        CorruptDataError: redisacc did not write it.
-    """
-    return parsed(keys.record, name, text, parse_number)
 
 
 # The state of tables: leaves whose gradients are rows, so that an optimizer keeps their state lazily.

@@ -10,7 +10,7 @@ from redisacc._arrays import validation
 from redisacc._clock import durations
 from redisacc._format.history_entries import PastStep
 from redisacc._format.keys import ParameterKeys
-from redisacc._format.parameter_record import ENCODINGS
+from redisacc._format.parameter_record import ENCODINGS, ParameterRecord
 from redisacc._handles.base import deadline_of, host_and_process
 from redisacc._handles.options import check_picklable, checked_partitions, picklable_where
 from redisacc._protocol.lifecycle.similar_names import suggestion
@@ -321,11 +321,15 @@ class Parameters(Closing):
             CorruptDataError: Redis holds data that redisacc did not write.
         """
         self._lifetime.check()
-        found = self._reader.latest()
-        if found is None:
-            return None
-        self._publisher.note_caller_has(found[0].version)
-        return found[0].step, found[1]
+        found = self._latest()
+        return None if found is None else (found[0].step, found[1])
+
+    def _latest(self, *, state: bool = False) -> tuple[ParameterRecord, Any, Any] | None:
+        """Returns the record of the latest version, its tree and, if asked for, its state."""
+        found = self._reader.latest(state=state)
+        if found is not None:
+            self._publisher.note_caller_has(found[0].version)
+        return found
 
     def wait(
         self,
@@ -444,7 +448,8 @@ class Parameters(Closing):
             NotFoundError, WaitTimeoutError, DataLossError, CorruptDataError: as ``latest``.
         """
         self._lifetime.check()
-        return self._reader.latest_state()
+        found = self._reader.latest(state=True, tree=False)
+        return None if found is None else (found[0].step, found[2])
 
     def history(self) -> list[PastStep]:
         """Returns the steps of a run in order, with their times and metrics. Fetches no values.

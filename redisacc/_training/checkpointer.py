@@ -48,10 +48,10 @@ def read_published(transport: Transport, name: str) -> Checkpoint | None:
     """
     updated = read_update_record(transport, ParameterKeys(name))
     if updated is not None and updated.model.is_mean:
-        found = ParameterReader(transport, ParameterKeys(name + SNAPSHOT)).latest_with_state()
+        found = ParameterReader(transport, ParameterKeys(name + SNAPSHOT)).latest(state=True)
         is_its = found is not None and training_of(found[2]) in ("", updated.record.incarnation)
         return Checkpoint(name, found[0].step, *found[1:], found[0].kept) if found is not None and is_its else None
-    found = ParameterReader(transport, ParameterKeys(name)).latest_with_state()
+    found = ParameterReader(transport, ParameterKeys(name)).latest(state=True)
     if found is None:
         return None
     record, tree, published = found

@@ -68,11 +68,11 @@ def read_exact(handle: Parameters) -> tuple[int, Any, Any, Any]:
         NotFoundError: nothing is published.
         RedisAccError: any other error of ``Parameters.latest``.
     """
-    latest, found = handle.latest(), handle.latest_state()
-    if latest is None or found is None:
+    found = handle._latest(state=True)
+    if found is None:
         raise refused(OF_PARAMETERS["missing"], handle._keys)
-    step, sent = latest
-    return step, sent, *unpacked(sent, found[1], handle.shared_name)
+    record, sent, published = found
+    return record.step, sent, *unpacked(sent, published, handle.shared_name)
 
 
 def _with_exact(tree: Any, exact: list[Any], name: str) -> Any:

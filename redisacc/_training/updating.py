@@ -25,9 +25,10 @@ from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._protocol.rounds.taker import GrantedRound
 from redisacc._protocol.scripts import OF_PARAMETERS, refused
 from redisacc._protocol.updates.committer import Committer
-from redisacc._protocol.updates.model import check_leaves
+from redisacc._protocol.updates.model import UpdateModel, check_leaves
 from redisacc._protocol.updates.opening import Whole, begin_updates, publish_whole
 from redisacc._protocol.updates.record import KnownVersion, UpdateRecord, parse_update_record, update_command
+from redisacc._protocol.updates.values import VersionValues
 from redisacc._text import shown
 from redisacc._training.program_weights import pack_state, read_exact
 from redisacc.errors import DataLossError, InvalidArgumentError
@@ -83,27 +84,20 @@ class Updating:
         self._publisher = f"chief {host_and_process(os.getpid())}"
         self._accumulator: ConditionalAccumulatorBase[Any]
         self._keys: ParameterKeys
-        self._committer: Committer | None = None
-        self._record: UpdateRecord | None = None
-        # The version that was published last, as far as this process knows.
+        self._commits: Committer
+        # The version that was published last, as far as this process knows; and what is in memory of it.
         self._known: KnownVersion | None = None
+        self._values = VersionValues(parameters._transport)
         # All of that version, if this process has published it whole.
         self._whole: Whole | None = None
 
     def reopen(self, accumulator: ConditionalAccumulatorBase[Any]) -> None:
         """Notes a handle on the gradients, perhaps in place of one whose accumulator the server has lost."""
-        before, self._accumulator = self._committer, accumulator
+        self._accumulator = accumulator
         gradients, accumulator._taker.is_updated = accumulator._keys, True
         # The same partitions, so that a part of the weights lies where that part of the gradients does.
         self._keys = ParameterKeys(gradients.name, gradients.partitions)
-        self._committer = Committer(accumulator._taker, self._publisher, self._snapshot, self._brings)
-        if before is not None:
-            self._committer.continue_from(before)
-
-    @property
-    def _commits(self) -> Committer:
-        assert self._committer is not None
-        return self._committer
+        self._commits = Committer(accumulator._taker, self._values, self._publisher, self._snapshot, self._brings)
 
     @property
     def _version(self) -> KnownVersion:
@@ -128,33 +122,26 @@ class Updating:
         """
         handle = self._parameters
         self._whole = None
-        record = begin_updates(
-            handle._transport,
-            handle._reader,
-            self._keys,
-            encoding=handle._encoding,
-            optimizer=self._optimizer,
-            publisher=self._publisher,
-            step=0 if given is not None else handle.step() or 0,
-            schema=self._schema,
-            # Leaves whose gradients are rows.
-            tables=tuple([n for n, leaf in enumerate(self._accumulator._spec.leaves) if leaf.is_sparse]),
+        # Leaves whose gradients are rows.
+        tables = tuple([n for n, leaf in enumerate(self._accumulator._spec.leaves) if leaf.is_sparse])
+        model = UpdateModel.new(self._schema, self._optimizer, self._keys, handle._encoding, tables)
+        step = 0 if given is not None else handle.step() or 0
+
+        def begun() -> Whole:
             # A program, or another optimizer, may have published it.
-            whole=lambda: self._begun_with(*(given or read_exact(handle)[2:])),
-        )
-        self._learn(record)
+            self._whole = self._fitting(model, step, *(given or read_exact(handle)[2:]))
+            return self._whole
 
-    def _begun_with(self, tree: Any, state: Any) -> Whole:
+        self._learn(begin_updates(handle._transport, handle._reader, model, begun, self._publisher))
+
+    def _fitting(self, model: UpdateModel, step: int, tree: Any, state: Any) -> Whole:
         """Returns weights to begin with, and the state of an optimizer with the same slots, or a new one."""
-        self._whole = whole = self._fitting(tree, state)
-        return whole
-
-    def _fitting(self, tree: Any, state: Any) -> Whole:
-        schema, optimizer = self._schema, self._optimizer
+        schema, optimizer = model.schema, model.optimizer
         weights = schema.arrays_of(tree, "parameters")
         if isinstance(state, dict) and state.keys() == {*optimizer.slots, UPDATES}:
             kept = {slot: schema.arrays_of(state[slot], f"slot {slot} of the state") for slot in optimizer.slots}
-            return Whole(weights, kept, validation.integer(state[UPDATES], "updates of the state", low=0))
+            updates = validation.integer(state[UPDATES], "updates of the state", low=0)
+            return Whole(model, step, weights, kept, updates)
         if state is not None:
             logger.warning(
                 "%s: the state that was published does not fit %s, so the optimizer begins with a new state",
@@ -163,7 +150,7 @@ class Updating:
                 extra={"accumulator": self._keys.name},
             )
         new = {slot: [optimizer.initial(slot, values) for values in weights] for slot in optimizer.slots}
-        return Whole(weights, new, 0)
+        return Whole(model, step, weights, new, 0)
 
     def publish_again(self, check: Callable[[], object], *, is_lost: bool) -> bool:
         """Publishes the version again whose parts, or which itself, the server has lost.
@@ -182,32 +169,24 @@ class Updating:
         """
         known, handle = self._version, self._parameters
         if (whole := self._whole) is None:
-            leaves = self._commits.gather(known, self._record, check)
-            whole = Whole(leaves.pop(known.model.base), leaves, known.updates)
+            leaves = self._values.gather(known, check)
+            whole = Whole(known.model, known.step, leaves.pop(known.model.base), leaves, known.updates)
         if is_lost:
             build = known.model.schema.structure.build
             tree, slots = build(whole.weights), {slot: build(of) for slot, of in whole.state.items()}
             state = pack_state(handle, tree, {UPDATES: np.array(known.updates), **slots})
             handle._restore(tree, known.step, state=state, kept=self.kept)
             return False
-        record = publish_whole(
-            handle._transport,
-            handle._reader,
-            # That of the record has no schedule.
-            replace(known.model, optimizer=self._optimizer),
-            step=known.step,
-            whole=whole,
-            publisher=self._publisher,
-        )
-        self._learn(record)
+        # The optimizer of the record has no schedule.
+        whole = replace(whole, model=replace(known.model, optimizer=self._optimizer))
+        self._learn(publish_whole(handle._transport, handle._reader, whole, self._publisher))
         return True
 
     def _learn(self, record: UpdateRecord) -> None:
         """Notes the version that was published whole: if another one was known, with the same values."""
-        known = KnownVersion.of(record)
         if self._known is not None:
-            self._commits.rename(self._known, known)
-        self._record, self._known, self.kept = record, known, record.record.kept
+            self._values.rename(self._known, record)
+        self._known, self.kept = record, record.record.kept
 
     def recover(self) -> GrantedRound | None:
         """Returns a round that was granted and not used, None if there is none."""
@@ -251,17 +230,18 @@ class Updating:
         Returns:
             False if somebody else has published a version, so that nothing changed.
         """
-        assert self._record is not None
         # If somebody else has used the round, nothing is known of it.
         self._commits.metrics = Means()
-        if self._record.record.step != self.step:
+        before = self._version
+        if not isinstance(before, UpdateRecord):
             self.refresh()
             return True
-        reply = self._commits.commit(found, self._record, self._optimizer, finished=finished)
-        if reply is None:
+        made = self._commits.commit(found, before, self._optimizer, finished=finished)
+        if made is None:
             return False
         # From now on, this is what a server loses that loses its data.
-        self._whole, self._known = None, self._version.following(self._commits.version, self._commits.updates)
+        self._known, reply = made
+        self._whole = None
         self.kept = self._commits.metrics.kept or self.kept
         self._note(reply)
         return True
@@ -276,14 +256,14 @@ class Updating:
         self._note(self._parameters._transport.call(*update_command(self._keys)))
 
     def _note(self, reply: object) -> None:
-        found = parse_update_record(self._parameters._transport, self._keys, reply, self._record)
+        found = parse_update_record(self._parameters._transport, self._keys, reply, self._known)
         if found is None:
             raise refused(OF_PARAMETERS["missing"], self._keys)
-        if found.record.step < self.step:
+        if found.step < self.step:
             # What this process has is newer, and must not be forgotten.
             raise DataLossError(
                 f"parameters {shown(self._keys.name)}: the server has lost step {self.step}, and is at step "
-                f"{found.record.step}"
+                f"{found.step}"
             )
         self._whole = None
-        self._record, self._known, self.kept = found, KnownVersion.of(found), found.record.kept
+        self._known, self.kept = found, found.record.kept

@@ -25,7 +25,7 @@ from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import SNAPSHOT
 from redisacc._format.parameter_record import TRAINING
 from redisacc._handles.parameters import Parameters
-from redisacc._protocol.parameters.reader import ParameterReader
+from redisacc._protocol.parameters.reader import RETIRED, ParameterReader
 from redisacc._protocol.waiting.wait import until
 from redisacc._training.checkpointer import Checkpointer, training_of
 from redisacc._training.training import Training
@@ -150,7 +150,7 @@ class MeanSteps:
         """Returns the step of what `redisacc restore` has published for a new run, and what is kept; or None."""
         if self._training._published.step() is not None:
             return None
-        found = ParameterReader(self._snapshots._transport.blocking, self._snapshots._keys).latest_with_state()
+        found = ParameterReader(self._snapshots._transport.blocking, self._snapshots._keys).latest(state=True)
         return (found[0].step, found[0].kept) if found is not None and not training_of(found[2]) else None
 
     def _newest(self) -> Checkpoint | None:
@@ -322,11 +322,11 @@ class MeanSteps:
         """
         if self.step < 0:
             return
-        record, last = self._reader.poll(), self._last()
-        kept = None if record is None else self._reader.manifest(record)
-        if record is None or kept is None or record.step != self.step:
+        record, last = self._reader.poll(RETIRED), self._last()
+        if record is None or record.step != self.step:
             return
-        is_lacking = last is None or last < record.step - len(kept.log) - 1
+        log = record.manifest(self._reader.schema()).log
+        is_lacking = last is None or last < record.step - len(log) - 1
         self._lacking = self._lacking + 1 if is_lacking else 0
         if is_lacking and (self._training.leads or self._lacking > LOOKS):
             self._publish_now(self.step)
@@ -409,7 +409,7 @@ class MeanSteps:
 
         def look() -> tuple[int, Any, Any] | None:
             self._snapshots._forget()
-            found = self._snapshots._reader.latest_with_state()
+            found = self._snapshots._reader.latest(state=True)
             if found is not None and found[0].step >= least:
                 state = _loaded(found[2], self._snapshots.shared_name)
                 if training_of(found[2]) in ("", self._reader.incarnation):

@@ -261,14 +261,14 @@ RULES = (
     Rule(
         "Rows are published alone only on top of a version that the publisher has",
         "redisacc/_protocol/parameters/publisher.py",
-        "wanted.changed if last is not None and last.version == self._callers else {}",
-        "wanted.changed if last is not None else {}",
+        "{**wanted.changed} if last.version == self._callers else {}",
+        "{**wanted.changed}",
         "tests/behaviour/test_parameter_machine.py -k random",
     ),
     Rule(
         "An optimizer counts its updates",
         "redisacc/_protocol/updates/committer.py",
-        "before.updates + bool(update.of.divisor)\n",
+        "before.updates + bool(of.divisor)\n",
         "before.updates\n",
         "tests/training/test_updates.py -k 'every_optimizer and amsgrad'",
     ),

@@ -176,7 +176,7 @@ class Updated:
             one.result(60)
 
     def check(self, step):
-        self.local.train(step, squares_by_part(self.chief._weights._record.model))
+        self.local.train(step, squares_by_part(self.chief._weights._known.model))
         found, parameters = self.chief.latest()
         assert found == step
         exact = parameters

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from redisacc._format.keys import Keys, ParameterKeys
-from redisacc._format.parameter_record import Blob, ParameterRecord, parse_schema, with_partitions_text
+from redisacc._format.parameter_record import Blob, ParameterRecord, with_partitions_text
 from redisacc._protocol.lifecycle.deletion import delete_in_steps, remove_attempted
 from redisacc._wire.transport import TIMEOUT, Transport
 from redisacc.errors import CorruptDataError
@@ -69,9 +69,6 @@ def listed_blobs(transport: Transport, keys: ParameterKeys, *, timeout: float = 
     Raises:
         CorruptDataError: redisacc did not write the record, or another version of it did.
     """
-    *fields, text, retired = transport.call(*ParameterRecord.command(keys), "structure", "retired", timeout=timeout)
-    record = ParameterRecord.parse(keys, fields)
-    if record is None:
-        return []
-    schema = parse_schema(keys, "structure", text)
-    return [*record.manifest(schema).blobs(schema.stored(record.encoding)).values(), *record.retired(retired)]
+    more = "structure", "retired"
+    record = ParameterRecord.parse(keys, transport.call(*ParameterRecord.command(keys, *more), timeout=timeout), *more)
+    return [] if record is None else record.stored(record.schema())

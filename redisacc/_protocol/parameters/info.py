@@ -8,11 +8,17 @@ from dataclasses import dataclass
 
 from redisacc._format.history_entries import PastStep, parse_history
 from redisacc._format.keys import DELETING, ParameterKeys
-from redisacc._format.parameter_record import ParameterRecord, parse_count, parse_optimizer, parse_schema
-from redisacc._format.stored_text import clock_ms, parse_time, parsed, time_of
+from redisacc._format.parameter_record import ParameterRecord, parse_optimizer
+from redisacc._format.stored_text import clock_ms, parse_number, parse_time, time_of
 from redisacc._protocol.parameters.announcements import parse_until, parse_workers
 from redisacc._text import printable
 from redisacc._wire.transport import Transport
+
+# The further fields of the record that are read.
+_FIELDS = (
+    *("structure", "retired", "publisher", "created_ms", "published_ms"),
+    *("workers", "optimizer", "updates", "until", "history_latest"),
+)
 
 
 @dataclass(frozen=True)
@@ -79,54 +85,39 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
     """
     reply, two, clock = transport.pipeline(
         [
-            (
-                *ParameterRecord.command(keys),
-                "structure",
-                "retired",
-                "publisher",
-                "created_ms",
-                "published_ms",
-                "workers",
-                "optimizer",
-                "updates",
-                "until",
-                "history_latest",
-            ),
+            ParameterRecord.command(keys, *_FIELDS),
             # A time is that of a step and of the one before it.
             ("ZRANGE", keys.history, -2, -1),
             ("TIME",),
         ]
     )
-    *fields, structure, retired, publisher, created, published, workers, optimizer, updates, until, latest = reply
-    record = ParameterRecord.parse(keys, fields)
+    record = ParameterRecord.parse(keys, reply, *_FIELDS)
     if record is None or record.incarnation.startswith(DELETING):
         return None
-    schema = parse_schema(keys, "structure", structure)
-    manifest = record.manifest(schema)
-    created_at = parsed(keys.record, "created_ms", created, parse_time)
-    published_at = parsed(keys.record, "published_ms", published, parse_time)
+    schema, found = record.schema(), record.found
+    manifest, stored = record.manifest(schema), record.stored(schema)
+    latest, created_at = found["history_latest"], record.read("created_ms", parse_time)
     # A publisher without an optimizer leaves these fields as they are, and publishes no such blobs.
     is_updated = any(blob.part_bytes for blob in manifest.full)
-    stored = [*manifest.blobs(schema.stored(record.encoding)).values(), *record.retired(retired)]
     return ParametersInfo(
         name=keys.name,
         incarnation=record.incarnation,
         step=record.step,
         finished=record.finished,
-        workers=parse_workers(keys, workers),
-        until=parse_until(keys, until),
-        latest=None if latest is None else parse_history(keys.history, [*two, latest], int(created))[-1],
+        workers=parse_workers(keys, found["workers"]),
+        until=parse_until(keys, found["until"]),
+        latest=None if latest is None else parse_history(keys.history, [*two, latest], int(found["created_ms"]))[-1],
         leaves=len(schema.leaves),
         nbytes=schema.nbytes,
         encoding=record.encoding,
         partitions=record.keys.partitions,
-        optimizer=parse_optimizer(keys, optimizer).name if is_updated else None,
-        updates=parse_count(keys, "updates", updates) if is_updated else None,
+        optimizer=parse_optimizer(keys, found["optimizer"]).name if is_updated else None,
+        updates=record.read("updates", parse_number) if is_updated else None,
         state_bytes=sum(blob.nbytes for blob in (manifest.state, *manifest.slots) if blob is not None),
         stored_bytes=sum(blob.nbytes for blob in stored),
         parts=sum(len(blob.keys(record.keys)) for blob in stored),
-        publisher=printable(publisher or b""),
+        publisher=printable(found["publisher"] or b""),
         created_at=created_at,
-        published_at=published_at,
+        published_at=record.read("published_ms", parse_time),
         read_at=time_of(clock_ms(clock)),
     )

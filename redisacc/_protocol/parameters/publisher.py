@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -17,7 +16,7 @@ from redisacc._arrays.trees import flatten_arrays
 from redisacc._arrays.validation import Array, indices
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import ParameterKeys, automatic_partitions, choose_partitions
-from redisacc._format.leaves import Layout, Leaf, Schema, packed, packed_rows, ranges_text
+from redisacc._format.leaves import Layout, Leaf, Schema, packed, ranges_text
 from redisacc._format.parameter_record import (
     MAX_BLOB_BYTES,
     Blob,
@@ -27,8 +26,8 @@ from redisacc._format.parameter_record import (
 from redisacc._interrupts import interrupt_in
 from redisacc._protocol.lifecycle.opening import list_name
 from redisacc._protocol.parameters.marks import whereabouts
-from redisacc._protocol.parameters.reader import ParameterReader
-from redisacc._protocol.parameters.upload_plan import UploadPlan, plan
+from redisacc._protocol.parameters.reader import OF_STATE, RETIRED, ParameterReader
+from redisacc._protocol.parameters.upload_plan import brought_leaves, plan_leaves, retire
 from redisacc._protocol.parameters.version_writer import Follows, Tries, Version, VersionWriter
 from redisacc._protocol.rounds.granted_rounds import EndedRound, still_listed
 from redisacc._protocol.scripts import OF_PARAMETERS, Reply, Scripts, refused
@@ -208,7 +207,7 @@ class Publisher:
         if last is None or wanted.step <= last.step:
             # Unknown, or to be compared: somebody may have deleted it since, or published more.
             self._last = None
-            record = self._poll_or_lost() if restores else self._reader.poll()
+            record = self._poll(restores=restores)
             last = None
             if record is not None:
                 self.check_partitions(record.keys)
@@ -220,30 +219,21 @@ class Publisher:
                         # Only the caller still has its values. They cannot be compared with what is gone.
                         logger.warning("%s: step %d is published again: %s", self._keys.name, wanted.step, error)
                         has_losses = True
-                manifest = self._reader.manifest(record)
-                if manifest is None:
-                    return Reply(outcome="changed")
-                last = _Published(record.version, record.step, manifest, record.encoding)
+                last = _Published(record.version, record.step, record.manifest(self._reader.schema()), record.encoding)
         if last is None:
             incarnation, keys = self._first(wanted, restores=restores)
         else:
             incarnation, keys = self._reader.incarnation, self._reader.keys
-        follows = Follows(incarnation, "" if last is None else last.version, wanted.step, has_losses)
-        writer = VersionWriter(self._transport, keys)
-        stored = wanted.schema.stored(self._encoding)
-        plan_of = cache(lambda version: self._plan(wanted, version, last, has_losses))
-        version = writer.begin(follows, lambda version: plan_of(version).manifest.brought(version, stored))
-        if isinstance(version, str):
-            planned = plan_of(version)
-            reply = writer.write(self._packed(wanted, planned, version, follows, publisher))
-            if reply.outcome == "published":
-                self._reader.learn(incarnation, keys, wanted.schema)
-                self._schema = wanted.schema
-                self._last = _Published(version, wanted.step, planned.manifest, self._encoding)
-                self._callers = version
-                return reply
-        else:
-            reply = version
+        previous = "" if last is None else last.version
+        follows = Follows(incarnation, previous, wanted.step, has_losses)
+        version, reply = VersionWriter(self._transport, keys).write(
+            previous, lambda version: self._version(version, wanted, follows, last, publisher)
+        )
+        if reply.outcome == "published":
+            self._reader.learn(incarnation, keys, wanted.schema)
+            self._schema, self._callers = wanted.schema, version.id
+            self._last = _Published(version.id, wanted.step, version.change.manifest, self._encoding)
+            return reply
         self._last = None
         if reply.outcome == "unknown" and wanted.round is not None:
             # The server may have lost the round while the program computed. If the version follows, nobody has used it.
@@ -254,16 +244,16 @@ class Publisher:
         self._has_losses = reply.outcome == "lost"
         return reply
 
-    def _poll_or_lost(self) -> ParameterRecord | None:
-        """Returns the record, or None if the server has lost it.
+    def _poll(self, *, restores: bool) -> ParameterRecord | None:
+        """Returns the record; with ``restores``, None if the server has lost it.
 
         Raises:
             NotFoundError: the parameters were deleted, or there are others now.
         """
         try:
-            return self._reader.poll()
+            return self._reader.poll(RETIRED, *OF_STATE)
         except NotFoundError:
-            if whereabouts(self._transport, self._keys, self._reader.incarnation) != "lost":
+            if not restores or whereabouts(self._transport, self._keys, self._reader.incarnation) != "lost":
                 raise
             return None
 
@@ -312,45 +302,38 @@ class Publisher:
             number = automatic_partitions(wanted.schema.stored(self._encoding).nbytes, slot_map)
         return secrets.token_hex(16), ParameterKeys(name, choose_partitions(name, number, slot_map))
 
-    def _plan(self, wanted: Wanted, version: str, last: _Published | None, has_losses: bool) -> UploadPlan:
-        return plan(
-            wanted.schema.stored(self._encoding),
-            version,
-            wanted.step,
-            before=None if last is None else last.manifest,
-            # All leaves are uploaded whole if they are encoded in another way than before, or if parts are lost.
-            stored_before=(
-                None
-                if last is None or (last.encoding == self._encoding and not has_losses)
-                else wanted.schema.stored(last.encoding)
-            ),
+    def _version(
+        self, version: str, wanted: Wanted, follows: Follows, last: _Published | None, publisher: str
+    ) -> Version:
+        """Returns a version as it travels to the server, given its id and the version before."""
+        schema, arrays, before, changed = wanted.schema, wanted.arrays, Manifest(()), dict[int, Array]()
+        stored = schema.stored(self._encoding)
+        earlier = before if last is None else last.manifest
+        # All leaves are uploaded whole if they are encoded in another way than before, or if parts are lost.
+        if last is not None and last.encoding == self._encoding and not follows.replaces:
+            before = earlier
             # If the caller does not know the last version, it cannot know which rows differ from that one.
-            changed=wanted.changed if last is not None and last.version == self._callers else {},
-            state=None if wanted.state is None else Blob(f"{version}-state", _whole(wanted.state[0]).nbytes),
+            changed = {**wanted.changed} if last.version == self._callers else {}
+        leaves = range(len(schema.leaves))
+        manifest, rows = plan_leaves(stored, version, wanted.step, leaves=leaves, before=before, changed=changed)
+        pieces = brought_leaves(
+            stored, version, manifest, arrays, {leaf: (at, arrays[leaf].take(at, axis=0)) for leaf, at in rows.items()}
         )
-
-    def _packed(self, wanted: Wanted, planned: UploadPlan, version: str, follows: Follows, publisher: str) -> Version:
-        """Returns a version as it travels to the server."""
-        stored = wanted.schema.stored(self._encoding)
-        pieces = {blob.id: packed(stored, wanted.arrays, stored.layout(blob.leaves)) for blob in planned.full}
-        if planned.rows:
-            rows = [(leaf, at, wanted.arrays[leaf].take(at, axis=0)) for leaf, at in planned.rows.items()]
-            pieces[f"{version}-rows"] = packed_rows(stored, rows)
-        fields = ["state_structure", "" if wanted.state is None else wanted.state[0].text]
+        structure = ""
         if wanted.state is not None:
-            schema, arrays = wanted.state
-            pieces[f"{version}-state"] = packed(schema, arrays, _whole(schema))
+            of_state, values = wanted.state
+            state, structure = Blob(f"{version}-state", _whole(of_state).nbytes), of_state.text
+            manifest, pieces[state] = replace(manifest, state=state), packed(of_state, values, _whole(of_state))
+        of_earlier = earlier.blobs(stored if last is None else schema.stored(last.encoding))
         return Version(
             id=version,
             follows=follows,
             publisher=publisher,
-            schema=wanted.schema,
+            schema=schema,
             encoding=self._encoding,
-            manifest=planned.manifest,
-            fields=fields,
-            pieces={blob: pieces[blob.id] for blob in planned.manifest.brought(version, stored)},
-            retired=planned.retired,
-            removed=planned.removed,
+            change=retire(manifest, stored, of_earlier, earlier.retired),
+            fields=["state_structure", structure],
+            pieces=pieces,
             finished=wanted.finished,
             round=wanted.round,
             kept=wanted.kept,

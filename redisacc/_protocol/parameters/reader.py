@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,10 @@ from redisacc._format.parameter_record import (
     UPDATES,
     Manifest,
     ParameterRecord,
-    parse_count,
     parse_schema,
     with_partitions_text,
 )
+from redisacc._format.stored_text import parse_number
 from redisacc._protocol.parameters.ahead import PartsAhead
 from redisacc._protocol.parameters.memory import MemoryPool
 from redisacc._protocol.parameters.tables import fetch_tables
@@ -36,6 +35,10 @@ from redisacc.errors import CorruptDataError, DataLossError, WaitTimeoutError
 
 # A version of at most this many bytes is fetched together with the record, if an event has said where it is.
 TOGETHER_BYTES = 64 * 1024
+
+# The further fields of the record that readers of the publisher's state need, and those that need earlier versions.
+OF_STATE = ("state_structure", "optimizer", UPDATES)
+RETIRED = "retired"
 
 
 class ParameterReader:
@@ -53,7 +56,6 @@ class ParameterReader:
         self._transport = transport
         self._keys = keys
         self.incarnation = incarnation
-        self._command = ParameterRecord.command(keys)
         self._schema: Schema | None = None
         # "tree" or "state" → the structure that the program has given, in whose form it gets what is read.
         self.given: dict[str, Structure] = {}
@@ -87,16 +89,18 @@ class ParameterReader:
         """The keys of the parameters, with their partitions once something has been found or published."""
         return self._keys
 
-    def poll(self, *, timeout: float = TIMEOUT) -> ParameterRecord | None:
+    def poll(self, *more: str, timeout: float = TIMEOUT) -> ParameterRecord | None:
         """Returns the record, or None if nothing has been published. This is one short round trip.
 
         Args:
+            more: further fields, such as ``OF_STATE``.
             timeout: how long to try to reach the server, in seconds.
 
         Raises:
             NotFoundError: the parameters were deleted.
         """
-        return self._accepted(self._transport.call(*self._command, timeout=timeout))
+        command = ParameterRecord.command(self._keys, *more)
+        return self._accepted(self._transport.call(*command, timeout=timeout), *more)
 
     def poll_and_fetch(self, wanted: Sequence[str], *, timeout: float) -> tuple[ParameterRecord | None, dict[str, Any]]:
         """Does the same as ``poll``, and GETs some keys in the same round trip.
@@ -104,12 +108,12 @@ class ParameterReader:
         Returns:
             The record, and the values of the keys, for ``values``.
         """
-        commands: list[Command] = [self._command, *(("GET", key) for key in wanted)]
+        commands: list[Command] = [ParameterRecord.command(self._keys), *(("GET", key) for key in wanted)]
         reply, *found = self._transport.pipeline(commands, timeout=timeout)
         return self._accepted(reply), dict(zip(wanted, found, strict=True))
 
-    def _accepted(self, reply: object) -> ParameterRecord | None:
-        record = ParameterRecord.parse(self._keys, reply)
+    def _accepted(self, reply: object, *more: str) -> ParameterRecord | None:
+        record = ParameterRecord.parse(self._keys, reply, *more)
         if record is not None and record.incarnation.startswith(DELETING):
             record = None
         if record is not None:
@@ -124,13 +128,6 @@ class ParameterReader:
         # If the version is published again after a loss, it may be another one of the same step.
         self._read = None
         raise refused(OF_PARAMETERS["missing" if record is None else "replaced"], self._keys)
-
-    def manifest(self, record: ParameterRecord) -> Manifest | None:
-        """Returns the blobs of a version, also the retired ones, or None if it is no longer the latest."""
-        version, retired = self._transport.call("HMGET", self._keys.record, "version", "retired")
-        if version is None or version.decode(errors="replace") != record.version:
-            return None
-        return replace(record.manifest(self.schema()), retired=record.retired(retired))
 
     def is_complete(self, record: ParameterRecord) -> bool:
         """Returns whether all parts of a version are there, if they are in partitions. Asks all nodes at once."""
@@ -164,41 +161,24 @@ class ParameterReader:
         """Notes the parameters that this process has published."""
         self.incarnation, self._keys, self._schema = incarnation, keys, schema
 
-    def latest(self) -> tuple[ParameterRecord, Any] | None:
-        """Returns the record of the latest version, and its tree; None if nothing has been published.
-
-        Raises:
-            WaitTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
-        """
-        return self._latest(self.values)
-
-    def latest_state(self) -> tuple[int, Any] | None:
-        """Returns the step of the latest version, and the publisher's state; None if nothing has been published.
-
-        Raises:
-            WaitTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
-        """
-        found = self._latest(self.state)
-        return None if found is None else (found[0].step, found[1])
-
-    def latest_with_state(self) -> tuple[ParameterRecord, Any, Any] | None:
+    def latest(self, *, state: bool = False, tree: bool = True) -> tuple[ParameterRecord, Any, Any] | None:
         """Returns the record of the latest version, its tree and its state; None if nothing has been published.
 
         One version may be published while they are read: its parts are kept until there is another one.
 
+        Args:
+            state: whether to read the publisher's state. If not, None is in its place.
+            tree: whether to read the tree. If not, None is in its place.
+
         Raises:
             WaitTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
         """
-        # In this order, because what the record says of the state is read with it.
-        found = self._latest(lambda record: (self.state(record), self.values(record)))
-        return None if found is None else (found[0], found[1][1], found[1][0])
-
-    def _latest(self, read: Callable[[ParameterRecord], Any]) -> tuple[ParameterRecord, Any] | None:
         deadline = running_time() + durations.call
-        record = self.poll()
+        record = self.poll(*OF_STATE) if state else self.poll()
         while record is not None:
             try:
-                return record, read(record)
+                of_state = self.state(record) if state else None
+                return record, self.values(record) if tree else None, of_state
             except PartMissingError as error:
                 record = self.after_loss(record, error, deadline)
         return None
@@ -211,7 +191,7 @@ class ParameterReader:
             CorruptDataError: it is still there, so the part should have been there.
             WaitTimeoutError: the deadline has passed.
         """
-        found = self.poll()
+        found = self.poll(*[name for name in record.found if name not in ParameterRecord.FIELDS])
         if found is not None and found.version == record.version:
             if found.keys.partitions and error.args[0] != found.keys.record:
                 raise DataLossError(
@@ -285,11 +265,12 @@ class ParameterReader:
         Raises:
             PartMissingError: versions after that step are kept no longer.
         """
-        record = self.poll()
-        kept = None if record is None else self.manifest(record)
-        if record is None or kept is None:
+        record = self.poll(RETIRED)
+        if record is None:
             return
-        schema, first = self.schema(), record.step - len(kept.log)
+        schema = self.schema()
+        kept = record.manifest(schema)
+        first = record.step - len(kept.log)
         if first > after + 1:
             raise PartMissingError(self._keys.record)
         for step, blob in enumerate(kept.log, first):
@@ -312,7 +293,7 @@ class ParameterReader:
                 raise CorruptDataError(f"{self._keys.part(blob.id, 0)}: {len(data)} bytes are no version")
 
     def state(self, record: ParameterRecord) -> Any:
-        """Returns the publisher's state of a version, None if it has none.
+        """Returns the publisher's state of a version, None if it has none. The record was read with ``OF_STATE``.
 
         Raises:
             PartMissingError: a part is no longer there.
@@ -322,10 +303,7 @@ class ParameterReader:
         blob = manifest.state
         if blob is None:
             return self._state_of_optimizer(record, manifest) if manifest.full[0].part_bytes else None
-        version, text = self._transport.call("HMGET", self._keys.record, "version", "state_structure")
-        if version is None or version.decode(errors="replace") != record.version:
-            raise PartMissingError(self._keys.record)
-        schema = parse_schema(self._keys, "state_structure", text)
+        schema = record.schema("state_structure")
         layout = schema.layout(ranges_text(range(len(schema.leaves))))
         if layout.nbytes != blob.nbytes:
             raise CorruptDataError(
@@ -351,12 +329,9 @@ class ParameterReader:
 
         None if no optimizer updates the version.
         """
-        version, optimizer, updates = self._transport.call("HMGET", self._keys.record, "version", "optimizer", UPDATES)
-        if version is None or version.decode(errors="replace") != record.version:
-            raise PartMissingError(self._keys.record)
-        if not optimizer:
+        if not record.found["optimizer"]:
             return None
-        number = parse_count(self._keys, UPDATES, updates)
+        number = record.read(UPDATES, parse_number)
         schema = self.schema()
         blobs = [blob for blob in manifest.slots if blob.number]
         data = fetched_blobs(self._transport, self._keys, blobs)

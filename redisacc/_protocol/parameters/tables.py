@@ -7,7 +7,7 @@ import numpy as np
 from redisacc._arrays.sums import put_rows
 from redisacc._arrays.validation import Array
 from redisacc._format.leaves import Schema, arrays_in
-from redisacc._format.parameter_record import INDEX_BYTES, Blob, ParameterRecord, check_kept, is_needed, tables_of
+from redisacc._format.parameter_record import INDEX_BYTES, ParameterRecord, check_kept, is_needed, tables_of
 from redisacc._protocol.parameters.update import parsed_rows
 from redisacc._protocol.parts.fetch import fetched_blobs
 from redisacc._wire.transport import Transport
@@ -37,9 +37,9 @@ def fetch_tables(
     shares = tables.shares(schema)
     whole_at = {leaf: blob.step for blob, leaves in shares for leaf in leaves}
     rows = [blob for blob in tables.rows if is_needed(blob, whole_at)]
-    wanted = [*kept.values(), *(Blob(blob.id, blob.nbytes(stored)) for blob in rows)]
+    wanted = [*kept.values(), *(blob.blob(stored) for blob in rows)]
     if weights:
-        wanted += [Blob(blob.id, schema.layout(blob.leaves).nbytes) for blob in tables.full]
+        wanted += [blob.blob(schema) for blob in tables.full]
     data = fetched_blobs(transport, record.keys, wanted)
     bytes_of = {blob.id: of_blob for blob, of_blob in zip(wanted, data, strict=True)}
     found: dict[int, list[Array]] = {}

@@ -91,10 +91,7 @@ class Update:
         self._leaves_of, self._since = _needed(manifest, schema, self._known)
         self._full = [blob for blob in manifest.full if blob.id in self._leaves_of]
         self._rows = [blob for blob in manifest.rows if any(self._since[leaf] < blob.step for leaf, _ in blob.counts)]
-        self.blobs = [
-            *(Blob(blob.id, blob.layout(stored).nbytes, blob.cut, len(blob.cut)) for blob in self._full),
-            *(Blob(blob.id, blob.nbytes(stored)) for blob in self._rows),
-        ]
+        self.blobs = [blob.blob(stored) for blob in self._full] + [blob.blob(stored) for blob in self._rows]
         # Memory for the flat blob, if parts of that were fetched to it already.
         self._given: Memory | None = None
         self._received: list[Memory] = []

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from redisacc._arrays.validation import Array
-from redisacc._format.leaves import Schema
+from redisacc._format.leaves import Schema, packed, packed_rows
 from redisacc._format.parameter_record import INDEX_BYTES, Blob, FullBlob, Manifest, RowsBlob, full_blob
 
 # The largest number of rows blobs in a manifest, which every reader of a version reads.
@@ -25,72 +25,18 @@ MOST_LOGGED = 5000
 DROPPED_BLOBS = 16
 
 
-@dataclass(frozen=True)
-class UploadPlan:
-    """The blobs that a version uploads, and the earlier versions' blobs that it keeps, retires or removes.
+class Change(NamedTuple):
+    """The blobs of a version, and those of earlier versions that it keeps, retires or removes.
 
     Attributes:
         manifest: the manifest of the version.
-        full: the full blobs that it uploads.
-        rows: for each leaf whose rows it uploads, their indices, ascending.
         retired: blobs of the version before that it does without.
         removed: blobs of still earlier versions. They are removed at once, even if a client is still reading them.
     """
 
     manifest: Manifest
-    full: Sequence[FullBlob]
-    rows: Mapping[int, Array]
     retired: Sequence[Blob]
     removed: Sequence[Blob]
-
-
-def plan(
-    schema: Schema,
-    version: str,
-    step: int,
-    *,
-    before: Manifest | None,
-    stored_before: Schema | None = None,
-    changed: Mapping[int, Array],
-    state: Blob | None,
-) -> UploadPlan:
-    """Plans the upload of a version.
-
-    Args:
-        schema: the schema of the leaves in blobs.
-        version: the id of the version.
-        step: its step.
-        before: the manifest of the version before; None for the first one.
-        stored_before: the schema of the leaves in its blobs, if it differs. Then all leaves are uploaded whole.
-        changed: leaf → the indices of the rows that differ from the version before, ascending. Leaves that are not
-            among them are uploaded whole.
-        state: the blob of the publisher's state, if the version has one.
-    """
-    blobs_before = {} if before is None else before.blobs(stored_before or schema)
-    if before is None or stored_before is not None:
-        before, changed = Manifest((), retired=() if before is None else before.retired), {}
-    found = plan_leaves(schema, version, step, leaves=range(len(schema.leaves)), before=before, changed=changed)
-    manifest = Manifest(full=found.full, rows=found.listed, rows_since=found.rows_since, state=state)
-    manifest, retired, removed = retire(manifest, manifest.blobs(schema), blobs_before, before.retired)
-    return UploadPlan(manifest, found.uploaded, found.rows, retired, removed)
-
-
-class LeavesPlan(NamedTuple):
-    """The blobs of some leaves in a version.
-
-    Attributes:
-        full: all full blobs of these leaves.
-        listed: all rows blobs.
-        rows_since: as in a manifest.
-        uploaded: the full blobs that it uploads.
-        rows: for each leaf whose rows it uploads, their indices, ascending.
-    """
-
-    full: tuple[FullBlob, ...]
-    listed: tuple[RowsBlob, ...]
-    rows_since: int
-    uploaded: Sequence[FullBlob]
-    rows: Mapping[int, Array]
 
 
 def plan_leaves(
@@ -101,16 +47,20 @@ def plan_leaves(
     leaves: Iterable[int],
     before: Manifest,
     changed: Mapping[int, Array],
-) -> LeavesPlan:
+) -> tuple[Manifest, dict[int, Array]]:
     """Plans the upload of some leaves of a version.
 
     Args:
-        schema: as for ``plan``.
-        version: see there.
-        step: see there.
+        schema: the schema of the leaves in blobs.
+        version: the id of the version.
+        step: its step.
         leaves: the leaves.
-        before: the blobs of these leaves in the version before.
-        changed: as for ``plan``.
+        before: the blobs of these leaves in the version before; none for the first one.
+        changed: leaf → the indices of the rows that differ from the version before, ascending. Leaves that are not
+            among them are uploaded whole.
+
+    Returns:
+        The blobs of these leaves; and for each leaf whose rows are uploaded, their indices.
     """
     # Most of the rows of a leaf, with their indices, are more than the whole leaf.
     changed = {leaf: rows for leaf, rows in sorted(changed.items()) if not len(rows) or _are_few(schema, leaf, rows)}
@@ -118,65 +68,84 @@ def plan_leaves(
     listed = list(before.rows)
     if rows:
         listed.append(RowsBlob(f"{version}-rows", step, tuple([(leaf, len(rows[leaf])) for leaf in rows])))
-    kept, moved, since = _holders(schema, before, set(changed), listed)
-    uploaded = []
+    full, moved, since = _holders(schema, before, set(changed), listed)
     if moved:
-        uploaded.append(full_blob(version, "base", step, since, moved))
+        full.append(full_blob(version, "base", step, since, moved))
     whole = [leaf for leaf in leaves if leaf not in changed]
     if whole:
-        uploaded.append(full_blob(version, "full", step, step, whole))
-    full = (*kept, *uploaded)
+        full.append(full_blob(version, "full", step, step, whole))
     listed, rows_since = _window(schema, listed, before.rows_since, full, set(changed))
     if not listed or listed[-1].step != step:
         # The rows of this very version have been dropped: a new full blob has them, and nothing would list theirs.
         rows = {}
-    return LeavesPlan(full, tuple(listed), rows_since, uploaded, rows)
+    return Manifest(tuple(full), tuple(listed), rows_since), rows
 
 
-def retire(
-    manifest: Manifest, still: Container[str], blobs_before: Mapping[str, Blob], waiting: Sequence[Blob]
-) -> tuple[Manifest, list[Blob], list[Blob]]:
+def brought_leaves(
+    schema: Schema,
+    version: str,
+    manifest: Manifest,
+    whole: Sequence[Array] | Mapping[int, Array],
+    rows: Mapping[int, tuple[Array, Array]],
+) -> dict[Blob, Sequence[memoryview]]:
+    """Returns the bytes of the blobs of leaves that a version brings.
+
+    Args:
+        schema: the schema of the leaves in blobs.
+        version: the id of the version.
+        manifest: its blobs.
+        whole: the leaves, by their numbers, that it brings whole.
+        rows: leaf → the indices of the rows that it brings, and the rows; in ascending order.
+    """
+    found: dict[Blob, Sequence[memoryview]] = {
+        blob.blob(schema): packed(schema, whole, blob.layout(schema)) for blob in manifest.full_of(version)
+    }
+    if rows:
+        found[manifest.rows[-1].blob(schema)] = packed_rows(schema, [(leaf, *of) for leaf, of in rows.items()])
+    return found
+
+
+def retire(manifest: Manifest, schema: Schema, before: Mapping[str, Blob], waiting: Sequence[Blob]) -> Change:
     """Retires the blobs that a version does without, so that slow readers of the version before can still read these.
 
     Args:
         manifest: the manifest of the version.
-        still: the ids of its blobs.
-        blobs_before: the blobs of the version before, by id.
+        schema: the schema of the leaves in its blobs.
+        before: the blobs of the version before, by id.
         waiting: the blobs of still earlier versions that were retired, the oldest first.
-
-    Returns:
-        The manifest, which lists the retired blobs; those of the version before; and the earlier ones that go now.
     """
-    retired = [blob for blob in blobs_before.values() if blob.id not in still]
+    still = manifest.blobs(schema)
+    retired = [blob for blob in before.values() if blob.id not in still]
     kept, removed = [*waiting], []
     size = sum(blob.nbytes for blob in (*kept, *retired))
     while kept and (size > RETIRED_BYTES or len(kept) + len(retired) > RETIRED_BLOBS):
         size -= kept[0].nbytes
         removed.append(kept.pop(0))
-    return replace(manifest, retired=(*kept, *retired)), retired, removed
+    return Change(replace(manifest, retired=(*kept, *retired)), retired, removed)
 
 
 def retire_of_log(
-    manifest: Manifest, blobs_before: Mapping[str, Blob], step: int, log: Sequence[Blob], snapshot: int | None
-) -> tuple[Manifest, list[Blob]]:
+    manifest: Manifest, before: Mapping[str, Blob], step: int, log: Sequence[Blob], snapshot: int | None
+) -> Change:
     """Keeps versions whose values are the mean gradients of their steps, for those who replay them.
 
     Args:
         manifest: the manifest of the next version.
-        blobs_before: the blobs of the version before, by id.
+        before: the blobs of the version before, by id.
         step: the step of the version before.
         log: the blobs of the versions before that one, one for each step.
         snapshot: the step of the last snapshot, from which nobody replays that step or earlier ones; None means
             unknown.
 
     Returns:
-        The manifest, which lists the log; and the blobs that go at once.
+        The manifest lists the log. Others go at once.
     """
-    kept = [*log, *[blob for blob in blobs_before.values() if blob.id.endswith("-flat")]]
-    others = [blob for blob in blobs_before.values() if blob not in kept]
+    kept = [*log, *[blob for blob in before.values() if blob.id.endswith("-flat")]]
+    others = [blob for blob in before.values() if blob not in kept]
     spare = 0 if snapshot is None else max(snapshot - (step - len(log)) + 1, 0)
     spare = min(max(spare, len(kept) - MOST_LOGGED), DROPPED_BLOBS, len(kept))
-    return replace(manifest, retired=tuple(kept[spare:])), [*others, *kept[:spare]]
+    gone = [*others, *kept[:spare]]
+    return Change(replace(manifest, retired=tuple(kept[spare:])), gone, gone)
 
 
 def _are_few(schema: Schema, leaf: int, rows: Array) -> bool:

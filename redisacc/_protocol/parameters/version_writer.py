@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,10 +27,11 @@ from redisacc._format.attempts import StoredAttempt
 from redisacc._format.buffered import cut, part_ms
 from redisacc._format.keys import ParameterKeys, partitions_text
 from redisacc._format.leaves import Schema
-from redisacc._format.parameter_record import FORMAT, Blob, Manifest, announcement
+from redisacc._format.parameter_record import FORMAT, Blob, announcement
 from redisacc._format.stored_text import parse_number
 from redisacc._protocol.applying.attempts import lease_of
 from redisacc._protocol.parameters.deletion import delete_parameters
+from redisacc._protocol.parameters.upload_plan import Change
 from redisacc._protocol.parts.fetch import differing
 from redisacc._protocol.parts.sweep import given_up_on_error, remove_parts_quietly, sweep_quietly
 from redisacc._protocol.parts.write import by_partition, write_parts
@@ -94,11 +95,9 @@ class Version:
         publisher: who publishes it.
         schema: the leaves as readers get them.
         encoding: how they are stored.
-        manifest: its blobs.
+        change: its blobs, and what becomes of earlier ones.
         fields: further fields of the record: names and values, alternately.
         pieces: the bytes of the blobs that this process brings.
-        retired: blobs of the version before that it does without.
-        removed: blobs of still earlier versions. They are removed at once, even if a client is still reading them.
         finished: whether it is the last one.
         round: the round from which it follows, which ends when it is published; None means it belongs to none.
         kept: what the program keeps from now on, as text; None means the same as before.
@@ -109,29 +108,33 @@ class Version:
     publisher: str
     schema: Schema
     encoding: str
-    manifest: Manifest
+    change: Change
     fields: Sequence[str]
     pieces: Mapping[Blob, Sequence[memoryview]]
-    retired: Sequence[Blob]
-    removed: Sequence[Blob]
     finished: bool = False
     round: EndedRound | None = None
     kept: str | None = None
 
     @cached_property
+    def blobs(self) -> Collection[Blob]:
+        """The blobs that it consists of."""
+        return self.change.manifest.blobs(self.schema.stored(self.encoding)).values()
+
+    @cached_property
     def brought(self) -> list[Blob]:
-        """The blobs that it brings."""
-        return self.manifest.brought(self.id, self.schema.stored(self.encoding))
+        """Those that it brings itself."""
+        return [blob for blob in self.blobs if blob.id.startswith(f"{self.id}-")]
 
     @property
     def event(self) -> str:
         """The message to waiting readers, who do not fetch the state."""
-        state = (self.manifest.state, *self.manifest.slots)
+        manifest = self.change.manifest
+        state = (manifest.state, *manifest.slots)
         return announcement(self.follows.step, [blob for blob in self.brought if blob not in state])
 
     def every_field(self) -> list[str]:
         """Returns the fields of the record that it sets: names and values, alternately."""
-        fields = [*self.manifest.fields(), "publisher", self.publisher, "encoding", self.encoding, *self.fields]
+        fields = [*self.change.manifest.fields(), "publisher", self.publisher, "encoding", self.encoding, *self.fields]
         if self.finished:
             fields += ["finished", "1"]
         if self.kept is not None:
@@ -202,30 +205,38 @@ class VersionWriter:
         self._keys = keys
         self._scripts = Scripts(transport, keys, OF_PARAMETERS, min_replicas=min_replicas)
 
-    def begin(self, follows: Follows, brought: Callable[[str], Sequence[Blob]]) -> str | Reply:
-        """Begins an attempt to publish a version that no optimizer makes. In one slot, the server learns of it later.
+    def write(self, previous: str, make: Callable[[str], Version]) -> tuple[Version, Reply]:
+        """Writes the blobs of a version, and makes it visible. No process but this one writes them.
 
         Args:
-            follows: which version it is.
-            brought: returns the blobs that it will bring, given its id.
+            previous: the id of the version that it follows; "" if it is the first.
+            make: returns the version, given its id.
 
         Returns:
-            Its id; or, with nothing changed, the reply that says why there can be no such version.
+            The version; and the reply that says whether it is published, or why there can be no such version. Its
+            outcome is "lost" if a part of a blob that the version keeps is not there.
+
+        Raises:
+            NotFoundError: the parameters were deleted.
         """
         # Every attempt has its own names: after a failover, the leader may give the number to another one, while a
         # sweeper is still removing the parts of the first.
-        name = secrets.token_hex(8)
+        name, number = secrets.token_hex(8), 1
         if not self._keys.partitions:
-            return name
-        number = 1
+            version = make(name)
+            return version, self._write_to_one_slot(version)
         with contextlib.suppress(ValueError):
             # Usually no attempt has failed since.
-            number += parse_number(follows.previous.rpartition("-")[2])
+            number += parse_number(previous.rpartition("-")[2])
         while True:
-            version = f"{name}-{number}"
-            reply = self.register(follows, version, number, brought(version))
+            version = make(f"{name}-{number}")
+            reply = self.register(version.follows, version.id, number, version.brought)
+            if reply.outcome == "registered":
+                attempts = [blob.attempt(self._keys) for blob in version.brought]
+                with given_up_on_error(self._transport, self._keys, attempts):
+                    return version, self._write_to_partitions(version, attempts)
             if reply.outcome != "renumbered":
-                return version if reply.outcome == "registered" else reply
+                return version, reply
             number = reply.number
 
     def register(self, follows: Follows, version: str, number: int, blobs: Sequence[Blob], *, order: str = "") -> Reply:
@@ -248,19 +259,8 @@ class VersionWriter:
             blobs=self._listed(blobs),
         )
 
-    def write(self, version: Version) -> Reply:
-        """Writes the blobs of a version, and makes it visible. No process but this one writes them.
-
-        Returns:
-            The reply of ``publish``; its outcome is "lost" if a part of a blob that the version keeps is not there.
-
-        Raises:
-            NotFoundError: the parameters were deleted.
-        """
+    def _write_to_one_slot(self, version: Version) -> Reply:
         attempts = [blob.attempt(self._keys) for blob in version.brought]
-        if self._keys.partitions:
-            with given_up_on_error(self._transport, self._keys, attempts):
-                return self._write_to_partitions(version, attempts)
         lost = self._transport.lost
         try:
             reply = self.publish(version)
@@ -283,6 +283,7 @@ class VersionWriter:
             after: those that travel behind it. Their replies are the last that the reply has ``read``.
         """
         keys, ended, is_registered = self._keys, version.round, bool(self._keys.partitions)
+        _, retired, removed = version.change
         past = "" if ended is None else ended.past
         lengths = {} if is_registered else {key: size for blob in version.brought for key, size in blob.parts(keys)}
         reply = self._scripts.publish(
@@ -295,15 +296,15 @@ class VersionWriter:
             event=version.event,
             parts=list(lengths),
             lengths=list(lengths.values()),
-            unused=() if is_registered else self._part_keys(version.retired),
+            unused=() if is_registered else self._part_keys(retired),
             blobs=self._listed(version.brought),
-            retired=self._listed(version.retired),
-            removed=self._listed(version.removed),
+            retired=self._listed(retired),
+            removed=self._listed(removed),
             fields=version.every_field(),
             before=() if is_registered else [*before, *self._stored(version.pieces)],
             # Nobody refers to these in any case. One to a command, because freeing a large string takes the server some
             # time: others get between.
-            after=[*([] if is_registered else [("UNLINK", key) for key in self._part_keys(version.removed)]), *after],
+            after=[*([] if is_registered else [("UNLINK", key) for key in self._part_keys(removed)]), *after],
         )
         if ended is not None and ended.token and reply.outcome == "published":
             ended.has_ended = True
@@ -332,8 +333,7 @@ class VersionWriter:
 
     def _write_to_partitions(self, version: Version, attempts: Sequence[StoredAttempt]) -> Reply:
         transport, keys = self._transport, self._keys
-        every = version.manifest.blobs(version.schema.stored(version.encoding)).values()
-        kept = [blob for blob in every if blob not in version.brought]
+        kept = [blob for blob in version.blobs if blob not in version.brought]
         if differing(transport, [part for blob in kept for part in blob.parts(keys)]):
             sweep_quietly(transport, keys, attempts)
             return Reply(outcome="lost")

@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +25,10 @@ from redisacc._arrays.sums import DenseSum, RoundSum, SparseSum
 from redisacc._arrays.validation import Array
 from redisacc._format.buffered import PART_MS, PartMissingError, digest_of
 from redisacc._format.history_entries import history_text
-from redisacc._format.parameter_record import Blob, Manifest, kept_in, tables_of
 from redisacc._format.update_order import Order
 from redisacc._protocol.parameters.upload_plan import retire, retire_of_log
 from redisacc._protocol.parameters.version_writer import Follows, Tries, Version, VersionWriter
-from redisacc._protocol.parts.fetch import differing, read_all
+from redisacc._protocol.parts.fetch import read_all
 from redisacc._protocol.parts.sweep import sweep_quietly
 from redisacc._protocol.parts.write import by_partition
 from redisacc._protocol.rounds.granted_rounds import EndedRound, ended_round
@@ -41,7 +39,7 @@ from redisacc._protocol.sums.expected_gradients import counted
 from redisacc._protocol.updates.model import FLAT, PartValues, UpdateModel, added_in_order
 from redisacc._protocol.updates.patience import Patience
 from redisacc._protocol.updates.record import KnownVersion, UpdateRecord, update_command, update_fields
-from redisacc._protocol.updates.tables import RowSum, Tables, TablesVersion, blobs_of, manifest_of
+from redisacc._protocol.updates.tables import NO_TABLES, RowSum, manifest_of
 from redisacc._protocol.updates.values import VersionValues
 from redisacc._text import EVICTED, shown
 from redisacc._wire.sockets import Command
@@ -99,23 +97,18 @@ class _Update:
     Attributes:
         of: the round.
         before: the version.
-        optimizer: the optimizer, with its schedule.
-        finished: whether the new version is the last one.
-        follows: which version that is.
+        order: its order.
+        number: the number of the attempt.
+        version: the version that it makes.
         writer: writes it.
     """
 
     of: _Round
     before: UpdateRecord
-    optimizer: Optimizer
-    finished: bool
-    follows: Follows
+    order: Order
+    number: int
+    version: Version
     writer: VersionWriter
-
-    @property
-    def model(self) -> UpdateModel:
-        """The leaves and the optimizer."""
-        return self.before.model
 
 
 class Committer:
@@ -123,6 +116,7 @@ class Committer:
 
     Args:
         taker: takes the rounds of its accumulator.
+        values: what this process has of the version that the next update begins with.
         publisher: the name of this process in the record.
         snapshot: returns the step since which mean gradients are kept; None if it is not known.
         brings: gets each part that is computed here and that workers read: its version, number, and bytes; or None.
@@ -131,27 +125,27 @@ class Committer:
     def __init__(
         self,
         taker: Taker[Any],
+        values: VersionValues,
         publisher: str,
         snapshot: Callable[[], int | None],
         brings: Callable[[str, int, Array], None] | None,
     ) -> None:
         self._snapshot = snapshot
-        self._transport = transport = taker.transport
+        self._transport = taker.transport
         self._gradients = taker.keys
         self._spec = taker.spec
         self._min_replicas = taker.scripts.min_replicas
         self._taker = taker
         self._publisher, self._brings = publisher, brings
-        self._values = VersionValues(transport)
-        self._tables = Tables(transport)
+        self._values = values
         self._round: _Round | None = None
         # The means of the metrics of the round that was used last.
         self.metrics = Means()
-        # How many updates the state of the version that was published last has seen.
-        self.updates = 0
         self._patience = Patience()
 
-    def commit(self, found: GrantedRound, before: UpdateRecord, optimizer: Optimizer, *, finished: bool) -> object:
+    def commit(
+        self, found: GrantedRound, before: UpdateRecord, optimizer: Optimizer, *, finished: bool
+    ) -> tuple[KnownVersion, object] | None:
         """Updates the parameters with a round, and removes it.
 
         May be called again for the same round after an error.
@@ -163,7 +157,7 @@ class Committer:
             finished: whether the version is the last one.
 
         Returns:
-            The record of the new version, for ``parse_update_record``; None means another version than the one before
+            The new version, and its record for ``parse_update_record``; None means another version than the one before
             is there, and nothing changed.
 
         Raises:
@@ -173,38 +167,37 @@ class Committer:
             NotFoundError: the accumulator or the parameters were deleted.
             ServerError: parts disappear again and again.
         """
-        record, step = before.record, before.record.step
+        record, step, model = before.record, before.step, before.model
         of = self._known(found, before)
-        follows = Follows(record.incarnation, record.version, step + 1)
+        updates = before.updates + bool(of.divisor)
         writer = VersionWriter(self._transport, record.keys, self._min_replicas)
-        update = _Update(of, before, optimizer, finished, follows, writer)
         if of.divisor:
             scalars = optimizer.scalars(step, before.updates + 1, of.contents.metrics)
         else:
             # A learning rate that is a metric came with no gradient.
             scalars = before.scalars or ((0.0,) * optimizer.scalars_per_group,) * optimizer.num_groups
-        digest, clip = before.model.optimizer_digest, self._clip(of, before.model)
-        order = Order(record.version, digest, of.digest, of.divisor, clip, scalars)
+        order = Order(before.id, model.optimizer_digest, of.digest, of.divisor, self._clip(of, model), scalars)
+        # The schedule may end with the last step.
+        ahead = None if finished else optimizer.scalars_ahead(step + 1, updates + 1)
+        fields = update_fields(model, updates, ahead)
         number = before.number
         tries = Tries(self._transport, record.keys, step + 1)
         while True:
-            version = order.version(number)
-            tables = self._new_tables(update, order, version) if before.model.tables else None
-            reply = self._attempt(update, order, number, tables)
+            version = self._version(of, before, order.version(number), order, fields=fields, finished=finished)
+            reply = self._attempt(_Update(of, before, order, number, version, writer))
             if reply.outcome == "renumbered":
                 number = reply.number
                 continue
             if reply.outcome == "published":
                 self._round = None
-                self._values.begin(version)
-                self._tables.begin(version)
+                self._values.begin(version.id)
                 if self._min_replicas:
                     # Before anything is removed that a replica may still count on.
-                    self._confirm(update, version, tables)
+                    writer.confirm(record.incarnation, step + 1, version.blobs)
                 of.ended.clean_up()
                 if record.keys.partitions:
                     sweep_quietly(self._transport, record.keys, min_replicas=self._min_replicas)
-                return reply.read[-1]
+                return KnownVersion(record.incarnation, version.id, step + 1, updates, model), reply.read[-1]
             if reply.outcome == "unknown":
                 self._taker.check_listed(found.granted)
             if reply.outcome == "deleting":
@@ -218,65 +211,55 @@ class Committer:
         buffered = self._taker.contents(found).buffered
         ended_round(self._gradients, self._taker.scripts, found.granted.token, buffered).acknowledge()
 
-    @property
-    def version(self) -> str:
-        """The id of the version that was published last."""
-        return self._values.version
+    def _version(
+        self, of: _Round, before: UpdateRecord, version: str, order: Order, *, fields: Sequence[str], finished: bool
+    ) -> Version:
+        """Returns the version that an order makes. Its tables are computed here."""
+        model, tables = before.model, NO_TABLES
+        if model.tables:
+            try:
+                tables = self._values.new_tables(before, self._rows_of(of, model), order, version)
+            except PartMissingError as error:
+                raise self._part_lost(before, error) from None
+        step, stored = before.step + 1, model.schema.stored(model.encoding)
+        manifest, earlier = manifest_of(model, version, step, tables), before.manifest.blobs(stored)
+        retired = before.manifest.retired
+        return Version(
+            id=version,
+            follows=Follows(before.incarnation, before.id, step),
+            publisher=self._publisher,
+            schema=model.schema,
+            encoding=model.encoding,
+            change=(
+                retire_of_log(manifest, earlier, before.step, retired, self._snapshot())
+                if model.is_mean
+                else retire(manifest, stored, earlier, retired)
+            ),
+            fields=fields,
+            pieces=tables.pieces,
+            finished=finished,
+            round=of.ended,
+            kept=self.metrics.kept or None,
+        )
 
-    def continue_from(self, other: Committer) -> None:
-        """Takes over what another one knows of the version."""
-        self._values, self._tables = other._values, other._tables
-
-    def rename(self, before: KnownVersion, after: KnownVersion) -> None:
-        """Notes that a version has been published again, so that what is in memory of it stays known."""
-        self._tables.rename(before.id, after.id)
-        if before.model.parts == after.model.parts:
-            self._values.rename(before.id, after.id)
-
-    def gather(
-        self, of: KnownVersion, record: UpdateRecord | None, check: Callable[[], object]
-    ) -> dict[str, list[Array]]:
-        """Returns the leaves of a version for each sort of blob: see ``VersionValues.gather``. Reducers have no tables.
-
-        Args:
-            of: the version.
-            record: the record that was read last. If it is that of the version, tables may be read from the nodes.
-            check: raises an error if this process is no longer the chief.
-
-        Raises:
-            DataLossError: nobody has some of it.
-        """
-        tables = self._tables.whole(of.id) if of.model.tables else {}
-        with suppress(PartMissingError):
-            if tables is None and record is not None and record.record.version == of.id:
-                tables = self._tables.of(record)
-        if tables is None:
-            raise DataLossError(
-                f"parameters {shown(of.model.keys.name)}: the server has lost step {of.step}, and this process lacks "
-                "the tables of its sparse leaves. Start the chief again: a checkpoint or a living worker may have them"
-            )
-        dense = self._values.gather(of, check)
-        for place, leaves in enumerate(dense.values()):
-            leaves.update({leaf: arrays[place] for leaf, arrays in tables.items()})
-        return {sort: [leaves[leaf] for leaf in sorted(leaves)] for sort, leaves in dense.items()}
-
-    def _attempt(self, update: _Update, order: Order, number: int, tables: TablesVersion | None) -> Reply:
+    def _attempt(self, update: _Update) -> Reply:
         """Makes one attempt to publish the version that an order makes."""
-        model, version = update.model, order.version(number)
+        model, pieces = update.before.model, update.version.pieces
         if update.of.has_updaters and not model.keys.partitions and model.optimizer.clip_norm is None:
             # Updaters have usually written all parts before the round was granted. The script looks whether they have.
-            reply = self._commit(update, version, tables)
+            reply = self._publish(update)
             if reply.outcome != "expired":
                 return reply
-        registered = self._register(update, order, number, tables)
+        registered = self._register(update)
         if registered.outcome != "registered":
             return registered
         # In the slot of the record, tables travel ahead of the script that publishes.
-        is_written = tables is None or not model.keys.partitions or update.writer.write_parts(tables.pieces)
-        stored = self._make(update, order, version) if is_written else None
-        if stored is None:
-            return Reply(outcome="expired")
-        return self._commit(update, version, tables, stored)
+        is_written = not (pieces and model.keys.partitions) or update.writer.write_parts(pieces)
+        stored = self._make(update) if is_written else None
+        return Reply(outcome="expired") if stored is None else self._publish(update, stored)
+
+    def _publish(self, update: _Update, stored: Sequence[Command] = ()) -> Reply:
+        return update.writer.publish(update.version, before=stored, after=[update_command(update.before.model.keys)])
 
     def _known(self, found: GrantedRound, before: UpdateRecord) -> _Round:
         """Returns what is known of a round, the same object if the call is repeated."""
@@ -361,23 +344,22 @@ class Committer:
 
     # Parts
 
-    def _register(self, update: _Update, order: Order, number: int, tables: TablesVersion | None) -> Reply:
+    def _register(self, update: _Update) -> Reply:
         """Registers an update in partitions. In the slot of the record, it only tells updaters of the order."""
-        model, version = update.model, order.version(number)
-        if not model.keys.partitions:
-            if update.of.has_updaters:
-                self._transport.pipeline([Hint(("PUBLISH", model.keys.events, order.event(number)))])
-            return Reply(outcome="registered")
-        blobs = blobs_of(model, version, tables)
-        return update.writer.register(update.follows, version, number, blobs, order=order.event(number))
+        keys, version, event = update.before.model.keys, update.version, update.order.event(update.number)
+        if keys.partitions:
+            return update.writer.register(version.follows, version.id, update.number, version.brought, order=event)
+        if update.of.has_updaters:
+            self._transport.pipeline([Hint(("PUBLISH", keys.events, event))])
+        return Reply(outcome="registered")
 
-    def _make(self, update: _Update, order: Order, version: str) -> Sequence[Command] | None:
+    def _make(self, update: _Update) -> Sequence[Command] | None:
         """Makes sure that all parts of a version are there; in partitions, also that they stay.
 
         Returns:
             The commands that store what is missing, which travel ahead of the script; None means a part is missing.
         """
-        of, model = update.of, update.model
+        of, model, version = update.of, update.before.model, update.version.id
         missing: Missing = {number: tuple(model.sorts) for number in range(len(model.parts))}
         if of.has_updaters:
 
@@ -399,7 +381,7 @@ class Committer:
             values = self._values.computed(number, version)
             if values is None:
                 before = self._values.get(update.before, number)
-                values = model.updated(number, before, elements[number], order)
+                values = model.updated(number, before, elements[number], update.order)
                 self._values.keep(number, version, values)
             if self._brings is not None:
                 self._brings(version, number, values[FLAT])
@@ -468,88 +450,13 @@ class Committer:
                     found[number] = (*found.get(number, ()), sort)
         return found
 
-    # Tables
-
-    def _new_tables(self, update: _Update, order: Order, version: str) -> TablesVersion:
-        """Computes the tables of a version, and returns their blobs."""
-        before, model = update.before, update.model
-        try:
-            self._tables.updated(before, self._rows_of(update.of, model), order, version)
-        except PartMissingError as error:
-            raise self._part_lost(before, error) from None
-        has_losses = False
-        if model.keys.partitions:
-            # What a failover has lost of a blob that stays for many versions would be lost for all of them.
-            weights = tables_of(before.manifest).blobs(model.schema.stored(model.encoding)).values()
-            stays = [*weights, *kept_in(before.manifest.slots).values()]
-            has_losses = bool(differing(self._transport, [part for blob in stays for part in blob.parts(model.keys)]))
-        return self._tables.brought(before, update.follows.step, has_losses=has_losses)
-
     def _part_lost(self, before: UpdateRecord, error: PartMissingError) -> DataLossError:
         return DataLossError(
-            f"parameters {shown(before.record.keys.name)}: part {error.args[0]} of step {before.record.step} is lost: "
+            f"parameters {shown(before.model.keys.name)}: part {error.args[0]} of step {before.step} is lost: "
             f"its node failed, and a replica that lagged behind has taken its place, or the part was {EVICTED} or "
             "removed by hand",
             part=error.args[0],
         )
-
-    # The commit
-
-    def _commit(
-        self, update: _Update, version: str, tables: TablesVersion | None, stored: Sequence[Command] = ()
-    ) -> Reply:
-        before, model, step = update.before, update.model, update.follows.step
-        manifest, retired, removed = version_manifest(before, version, step, tables, self._snapshot())
-        updates = self.updates = before.updates + bool(update.of.divisor)
-        # The schedule may end with the last step.
-        scalars = None if update.finished else update.optimizer.scalars_ahead(step, updates + 1)
-        return update.writer.publish(
-            Version(
-                id=version,
-                follows=update.follows,
-                publisher=self._publisher,
-                schema=model.schema,
-                encoding=model.encoding,
-                manifest=manifest,
-                fields=update_fields(model, updates, scalars),
-                pieces={} if tables is None else tables.pieces,
-                retired=retired,
-                removed=removed,
-                finished=update.finished,
-                round=update.of.ended,
-                kept=self.metrics.kept or None,
-            ),
-            before=stored,
-            after=[update_command(model.keys)],
-        )
-
-    def _confirm(self, update: _Update, version: str, tables: TablesVersion | None) -> None:
-        """Waits until replicas have a version."""
-        before, model = update.before, update.model
-        manifest, *_ = version_manifest(before, version, update.follows.step, tables, None)
-        blobs = manifest.blobs(model.schema.stored(model.encoding)).values()
-        update.writer.confirm(before.record.incarnation, update.follows.step, blobs)
-
-
-def version_manifest(
-    before: UpdateRecord, version: str, step: int, tables: TablesVersion | None, snapshot: int | None
-) -> tuple[Manifest, list[Blob], list[Blob]]:
-    """Returns the blobs of a version that follows, and the earlier blobs that are retired or removed.
-
-    Args:
-        before: the version before.
-        version: the id of the version.
-        step: its step.
-        tables: the blobs of its tables; None means there are no tables.
-        snapshot: the step since which mean gradients are kept; None means not known.
-    """
-    model = before.model
-    manifest, stored = manifest_of(model, version, step, tables), model.schema.stored(model.encoding)
-    if model.is_mean:
-        blobs, record = before.manifest.blobs(stored), before.record
-        manifest, gone = retire_of_log(manifest, blobs, record.step, before.manifest.retired, snapshot)
-        return manifest, gone, gone
-    return retire(manifest, manifest.blobs(stored), before.manifest.blobs(stored), before.manifest.retired)
 
 
 def _square(reply: object) -> float | None:

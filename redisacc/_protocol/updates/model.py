@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from redisacc._arrays.validation import Array
 from redisacc._format.buffered import INLINE_BYTES, part_size
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.leaves import Flat, Schema, arrays_in, ranges_text
-from redisacc._format.parameter_record import flat_cut, flat_lengths
+from redisacc._format.parameter_record import Blob, flat_cut, flat_lengths
 from redisacc._format.part_cut import Cut, Piece, Run
 from redisacc._format.update_order import Order
 from redisacc.errors import InvalidArgumentError
@@ -27,9 +26,6 @@ from redisacc.optim.kernel import sum_of_squares, update_part
 
 # The sort of the blob that workers read, and of the one with the weights themselves if those in the first are rounded.
 FLAT, EXACT = "flat", "exact"
-
-_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_FLOAT32 = np.dtype(np.float32)
 
 
 def added_in_order(numbers: Iterable[float]) -> float:
@@ -163,6 +159,11 @@ class UpdateModel:
         return flat_cut(self.flat, self.part_bytes, self._partitions).parts or ((),)
 
     @property
+    def form(self) -> tuple[object, ...]:
+        """What decides the form of its versions."""
+        return self.schema.text, self.encoding, self.part_bytes, self.keys.partitions, self.tables
+
+    @property
     def _partitions(self) -> int:
         return len(self.keys.partitions)
 
@@ -177,16 +178,6 @@ class UpdateModel:
         return flat_lengths(self.sent_flat, self.part_bytes, self._partitions)
 
     @property
-    def nbytes(self) -> int:
-        """The bytes of the weights themselves, and of each slot."""
-        return self.flat.layout.nbytes
-
-    @property
-    def sent_nbytes(self) -> int:
-        """The bytes of the blob that workers read."""
-        return self.sent_flat.layout.nbytes
-
-    @property
     def is_rounded(self) -> bool:
         """Whether workers read rounded weights."""
         return self.encoding != "float32" and any(leaf.dtype == "float32" for leaf in self.schema.leaves)
@@ -196,6 +187,13 @@ class UpdateModel:
         """The sorts of blobs that a version has → the bytes of each part. The one that workers read comes first."""
         kept = (EXACT, *self.optimizer.slots) if self.is_rounded else self.optimizer.slots
         return {FLAT: self.sent_lengths, **dict.fromkeys(kept, self.lengths)}
+
+    def blobs(self, version: str) -> list[Blob]:
+        """Returns the blobs of these leaves that a version with this id brings. The one that workers read comes first.
+
+        They are cut by elements.
+        """
+        return [Blob(f"{version}-{sort}", sum(lengths), lengths, len(lengths)) for sort, lengths in self.sorts.items()]
 
     @property
     def full_sorts(self) -> tuple[str, ...]:

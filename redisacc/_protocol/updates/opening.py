@@ -5,15 +5,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 from redisacc._arrays.validation import Array
-from redisacc._format.keys import ParameterKeys
-from redisacc._format.leaves import Schema, packed
-from redisacc._format.parameter_record import Blob
+from redisacc._format.leaves import packed
+from redisacc._format.parameter_record import Blob, Manifest, ParameterRecord
 from redisacc._protocol.lifecycle.opening import list_name
-from redisacc._protocol.parameters.reader import ParameterReader
-from redisacc._protocol.parameters.upload_plan import retire
+from redisacc._protocol.parameters.reader import RETIRED, ParameterReader
+from redisacc._protocol.parameters.upload_plan import Change, retire
 from redisacc._protocol.parameters.version_writer import (
     Follows,
     Tries,
@@ -24,23 +22,26 @@ from redisacc._protocol.parameters.version_writer import (
 from redisacc._protocol.scripts import Reply
 from redisacc._protocol.updates.model import EXACT, UpdateModel
 from redisacc._protocol.updates.record import UpdateRecord, read_update_record, update_fields
-from redisacc._protocol.updates.tables import TablesVersion, blobs_of, manifest_of, whole_tables
+from redisacc._protocol.updates.tables import NO_TABLES, brought_tables, manifest_of
 from redisacc._text import shown
 from redisacc._wire.transport import Transport
 from redisacc.errors import ConflictError
-from redisacc.optim import Optimizer
 
 
 @dataclass(frozen=True)
 class Whole:
-    """Weights and the state of an optimizer.
+    """A version, whole: weights and the state of an optimizer.
 
     Attributes:
+        model: the leaves and the optimizer.
+        step: its step.
         weights: the leaves.
         state: the leaves of each slot.
         updates: how many updates the state has seen.
     """
 
+    model: UpdateModel
+    step: int
     weights: Sequence[Array]
     state: Mapping[str, Sequence[Array]]
     updates: int
@@ -49,15 +50,9 @@ class Whole:
 def begin_updates(
     transport: Transport,
     reader: ParameterReader,
-    gradients: ParameterKeys,
-    *,
-    encoding: str,
-    optimizer: Optimizer,
-    publisher: str,
-    step: int,
-    schema: Schema,
-    tables: tuple[int, ...],
+    wanted: UpdateModel,
     whole: Callable[[], Whole],
+    publisher: str,
 ) -> UpdateRecord:
     """Returns the version that updates begin with, and publishes it if what is published is none.
 
@@ -66,138 +61,91 @@ def begin_updates(
     Args:
         transport: the way to the server.
         reader: the reader of the parameters.
-        gradients: keys of parameters that have the partitions of the gradients.
-        encoding: how leaves of float32 travel to workers.
-        optimizer: the optimizer.
-        publisher: the name of this process in the record.
-        step: the step of the weights: what is published, or 0.
-        schema: the leaves.
-        tables: the numbers of those whose gradients are rows.
+        wanted: the leaves and the optimizer, with the partitions of the gradients.
         whole: returns what to begin with if what is published cannot be updated as it is, or nothing is there.
+        publisher: the name of this process in the record.
     """
-    wanted = UpdateModel.new(schema, optimizer, gradients, encoding, tables)
-    found = read_update_record(transport, gradients)
-    if found is not None and _continues(found, wanted):
-        scalars = None if found.record.finished else optimizer.scalars_ahead(found.record.step, found.updates + 1)
-        if found.model.config != wanted.config or found.scalars != scalars:
-            # Updaters must not compute with the numbers of another optimizer.
-            amend_latest(transport, gradients, event="optimizer", fields=update_fields(wanted, found.updates, scalars))
-            found = read_update_record(transport, gradients)
-        assert found is not None
-        return found
-    return publish_whole(transport, reader, wanted, step=step, whole=whole(), publisher=publisher)
+    keys, optimizer = wanted.keys, wanted.optimizer
+    found = read_update_record(transport, keys)
+    if found is None or found.model.form != wanted.form or not optimizer.state_matches(found.model.optimizer):
+        return publish_whole(transport, reader, whole(), publisher)
+    scalars = None if found.record.finished else optimizer.scalars_ahead(found.step, found.updates + 1)
+    if found.model.config != wanted.config or found.scalars != scalars:
+        # Updaters must not compute with the numbers of another optimizer.
+        amend_latest(transport, keys, event="optimizer", fields=update_fields(wanted, found.updates, scalars))
+        found = read_update_record(transport, keys)
+    assert found is not None
+    return found
 
 
-def _continues(found: UpdateRecord, wanted: UpdateModel) -> bool:
-    """Returns whether what is published can be updated as it is."""
-    has, other = found.model, wanted
-    return (
-        has.schema.text == other.schema.text
-        and has.encoding == other.encoding
-        and has.part_bytes == other.part_bytes
-        and has.tables == other.tables
-        and has.keys.partitions == other.keys.partitions
-        and other.optimizer.state_matches(has.optimizer)
-    )
-
-
-def publish_whole(
-    transport: Transport,
-    reader: ParameterReader,
-    model: UpdateModel,
-    *,
-    step: int,
-    whole: Whole,
-    publisher: str,
-) -> UpdateRecord:
-    """Publishes weights and the state of an optimizer, in place of what is published for this step or an earlier one.
+def publish_whole(transport: Transport, reader: ParameterReader, whole: Whole, publisher: str) -> UpdateRecord:
+    """Publishes a version in place of what is published for its step or an earlier one.
 
     Args:
         transport: the way to the server.
         reader: the reader of the parameters.
-        model: the leaves and the optimizer.
-        step: the step of the version.
-        whole: the weights and the state.
+        whole: the version.
         publisher: the name of this process in the record.
 
     Raises:
         ConflictError: a later step is published.
         ServerError: others get in between again and again.
     """
-    tries = Tries(transport, model.keys, step)
-    while isinstance(found := _try(transport, reader, model, step=step, whole=whole, publisher=publisher), Reply):
+    tries = Tries(transport, whole.model.keys, whole.step)
+    while isinstance(found := _try(transport, reader, whole, publisher), Reply):
         tries.pause(found)
     return found
 
 
-def _try(
-    transport: Transport,
-    reader: ParameterReader,
-    model: UpdateModel,
-    *,
-    step: int,
-    whole: Whole,
-    publisher: str,
-) -> UpdateRecord | Reply:
-    record = reader.poll()
-    before = None if record is None else reader.manifest(record)
-    if record is not None and before is None:
-        return Reply(outcome="changed")
+def _try(transport: Transport, reader: ParameterReader, whole: Whole, publisher: str) -> UpdateRecord | Reply:
+    record, model, step = reader.poll(RETIRED), whole.model, whole.step
     if record is not None and record.step > step:
         raise ConflictError(
             f"parameters {shown(model.keys.name)} have step {record.step} already, so step {step} cannot be published"
         )
-    schema = model.schema
-    stored = schema.stored(model.encoding)
     incarnation = reader.incarnation or (reader.begun() or (secrets.token_hex(16),))[0]
     previous = "" if record is None else record.version
     # It has the step of the version that it replaces if only the form differs.
     follows = Follows(incarnation, previous, step, replaces=record is not None and record.step == step)
-    writer = VersionWriter(transport, model.keys)
-    state = [whole.weights, *(whole.state[slot] for slot in model.optimizer.slots)]
-    arrays = {leaf: [of_sort[leaf] for of_sort in state] for leaf in model.tables}
-
-    @cache
-    def tables_of(version: str) -> TablesVersion | None:
-        return whole_tables(model, version, step, arrays) if arrays else None
-
-    version = writer.begin(follows, lambda version: blobs_of(model, version, tables_of(version)))
-    if not isinstance(version, str):
-        return version
-    tables = tables_of(version)
-    manifest = manifest_of(model, version, step, tables)
-    blobs_before = {} if record is None or before is None else before.blobs(schema.stored(record.encoding))
-    waiting = () if before is None else before.retired
-    manifest, retired, removed = retire(manifest, manifest.blobs(stored), blobs_before, waiting)
-    if model.is_mean:
-        # The log of means ends before this version, or begins after it.
-        log = before.log if follows.replaces and before is not None else ()
-        manifest, retired = replace(manifest, retired=log), [*blobs_before.values(), *(() if log else waiting)]
-        removed = retired
-    scalars = model.optimizer.scalars_ahead(step, whole.updates + 1)
-    exact = {EXACT: whole.weights, **whole.state}
-    sent, *slots = blobs_of(model, version, None)
-    pieces: dict[Blob, Sequence[memoryview]] = {sent: packed(stored, whole.weights, model.sent_flat.layout)}
-    pieces.update({blob: packed(schema, exact[blob.id.rpartition("-")[2]], model.flat.layout) for blob in slots})
-    pieces.update({} if tables is None else tables.pieces)
-    reply = writer.write(
-        Version(
-            id=version,
-            follows=follows,
-            publisher=publisher,
-            schema=schema,
-            encoding=model.encoding,
-            manifest=manifest,
-            fields=update_fields(model, whole.updates, scalars),
-            pieces=pieces,
-            retired=retired,
-            removed=removed,
-        )
+    version, reply = VersionWriter(transport, model.keys).write(
+        previous, lambda version: _version(version, follows, record, whole, publisher)
     )
     if reply.outcome != "published":
         return reply
-    reader.learn(incarnation, model.keys, schema)
+    reader.learn(incarnation, model.keys, model.schema)
     list_name(transport, model.keys.name)
     found = read_update_record(transport, model.keys)
     # The server may have lost it already, and be at an older version, which has other values.
-    return found if found is not None and found.record.version == version else Reply(outcome="changed")
+    return found if found is not None and found.id == version.id else Reply(outcome="changed")
+
+
+def _version(version: str, follows: Follows, record: ParameterRecord | None, whole: Whole, publisher: str) -> Version:
+    """Returns a version as it travels to the server, given its id and the record of the one before."""
+    model, schema, exact = whole.model, whole.model.schema, {EXACT: whole.weights, **whole.state}
+    step, stored = whole.step, schema.stored(model.encoding)
+    sent, *slots = model.blobs(version)
+    pieces: dict[Blob, Sequence[memoryview]] = {sent: packed(stored, whole.weights, model.sent_flat.layout)}
+    pieces.update({blob: packed(schema, exact[blob.id.rpartition("-")[2]], model.flat.layout) for blob in slots})
+    tables = NO_TABLES
+    if model.tables:
+        of_sorts = [whole.weights, *(whole.state[slot] for slot in model.optimizer.slots)]
+        arrays = {leaf: [of_sort[leaf] for of_sort in of_sorts] for leaf in model.tables}
+        tables = brought_tables(model, version, step, Manifest(()), arrays=arrays, rows={})
+    before = Manifest(()) if record is None else record.manifest(schema)
+    earlier = before.blobs(stored if record is None else schema.stored(record.encoding))
+    change = retire(manifest_of(model, version, step, tables), stored, earlier, before.retired)
+    if model.is_mean:
+        # The log of means ends before this version, or begins after it.
+        log = before.log if follows.replaces else ()
+        gone = [*earlier.values(), *(() if log else before.retired)]
+        change = Change(replace(change.manifest, retired=log), gone, gone)
+    return Version(
+        id=version,
+        follows=follows,
+        publisher=publisher,
+        schema=schema,
+        encoding=model.encoding,
+        change=change,
+        fields=update_fields(model, whole.updates, model.optimizer.scalars_ahead(step, whole.updates + 1)),
+        pieces={**pieces, **tables.pieces},
+    )

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import (
     Manifest,
     ParameterRecord,
     check_kept,
-    parse_count,
     parse_optimizer,
     tables_of,
 )
-from redisacc._format.stored_text import foreign
+from redisacc._format.stored_text import parse_number
 from redisacc._protocol.parameters.reader import read_schema
 from redisacc._protocol.parameters.version_writer import Follows, VersionWriter
-from redisacc._protocol.updates.model import UpdateModel
+from redisacc._protocol.updates.model import UpdateModel, check_leaves
 from redisacc._text import shown
 from redisacc._wire.sockets import Command
 from redisacc._wire.transport import Transport
@@ -34,66 +33,55 @@ _FIELDS = ("optimizer", "updates", "scalars", "attempts", "registered", "retired
 
 
 @dataclass(frozen=True)
-class UpdateRecord:
-    """A version that an optimizer can update.
-
-    Attributes:
-        record: the record of the version.
-        manifest: its blobs, with the retired ones.
-        model: the leaves and the optimizer.
-        updates: how many updates the state has seen.
-        scalars: the numbers of the next step; None if they are not known.
-        number: the number of the attempt that is under way, or of the next one.
-    """
-
-    record: ParameterRecord
-    manifest: Manifest
-    model: UpdateModel
-    updates: int
-    scalars: tuple[Scalars, ...] | None
-    number: int
-
-
-@dataclass(frozen=True)
 class KnownVersion:
     """A version that an optimizer has made, as a chief knows it without the server.
 
     Attributes:
+        incarnation: of the parameters.
         id: its id.
         step: its step.
         updates: how many updates its state has seen.
         model: the leaves and the optimizer.
     """
 
+    incarnation: str
     id: str
     step: int
     updates: int
     model: UpdateModel
 
-    @classmethod
-    def of(cls, record: UpdateRecord) -> KnownVersion:
-        """Returns the version that a record names."""
-        return cls(record.record.version, record.record.step, record.updates, record.model)
 
-    def following(self, version: str, updates: int) -> KnownVersion:
-        """Returns the version that an update has made of this one."""
-        return KnownVersion(version, self.step + 1, updates, self.model)
+@dataclass(frozen=True)
+class UpdateRecord(KnownVersion):
+    """A version that is published, and that an optimizer can update.
+
+    Attributes:
+        record: the record of the version.
+        manifest: its blobs, with the retired ones.
+        scalars: the numbers of the next step; None if they are not known.
+        number: the number of the attempt that is under way, or of the next one.
+    """
+
+    record: ParameterRecord
+    manifest: Manifest
+    scalars: tuple[Scalars, ...] | None
+    number: int
 
 
 def update_command(keys: ParameterKeys) -> Command:
     """Returns the command that reads what ``parse_update_record`` parses."""
-    return (*ParameterRecord.command(keys), *_FIELDS)
+    return ParameterRecord.command(keys, *_FIELDS)
 
 
 def read_update_record(
-    transport: Transport, keys: ParameterKeys, known: UpdateRecord | None = None
+    transport: Transport, keys: ParameterKeys, known: KnownVersion | None = None
 ) -> UpdateRecord | None:
     """Returns the version that is published, as ``parse_update_record`` does."""
     return parse_update_record(transport, keys, transport.call(*update_command(keys)), known)
 
 
 def parse_update_record(
-    transport: Transport, keys: ParameterKeys, reply: object, known: UpdateRecord | None
+    transport: Transport, keys: ParameterKeys, reply: object, known: KnownVersion | None
 ) -> UpdateRecord | None:
     """Returns the version that is published, if an optimizer can update it; else None.
 
@@ -106,54 +94,59 @@ def parse_update_record(
     Raises:
         CorruptDataError: the record holds what redisacc never writes.
     """
-    of_record = len(ParameterRecord.FIELDS)
-    if not isinstance(reply, list) or len(reply) != of_record + len(_FIELDS):
-        raise CorruptDataError(f"{keys.record}: HMGET must reply {of_record + len(_FIELDS)} values, not {shown(reply)}")
-    record = ParameterRecord.parse(keys, reply[:of_record])
-    config, updates, scalars, attempts, registered, retired = reply[of_record:]
-    if record is None or not config:
+    record = ParameterRecord.parse(keys, reply, *_FIELDS)
+    if record is None or not record.found["optimizer"]:
         return None
-    model = _model_of(transport, record, config, known)
-    manifest = record.manifest(model.schema)
+    if known is not None and known.incarnation == record.incarnation:
+        schema = known.model.schema
+    else:
+        known, schema = None, read_schema(transport, record.keys, record.incarnation)
+    config = record.found["optimizer"]
+    is_same = known is not None and config == known.model.config.encode()
+    optimizer = known.model.optimizer if known and is_same else parse_optimizer(record.keys, config)
+    manifest = record.manifest(schema)
     part_bytes = manifest.full[0].part_bytes
-    tables = tuple(sorted([leaf for _, leaves in tables_of(manifest).shares(model.schema) for leaf in leaves]))
+    tables = tuple(sorted([leaf for _, leaves in tables_of(manifest).shares(schema) for leaf in leaves]))
     of_rows = {leaf for blob in manifest.rows for leaf, _ in blob.counts}
     if not part_bytes or manifest.state is not None or not of_rows.issubset(tables):
         # A program has published it in a loop over rounds.
         return None
-    cut = (part_bytes, record.encoding, record.keys.partitions, tables)
-    if cut != (model.part_bytes, model.encoding, model.keys.partitions, model.tables):
-        model = UpdateModel(model.schema, model.optimizer, record.keys, record.encoding, part_bytes, tables)
-    dense = {manifest.full[0].id, *(blob.id for blob in manifest.slots if blob.number)}
-    if manifest.full[0].leaves != model.dense or dense != {f"{record.version}-{sort}" for sort in model.sorts}:
-        return None
-    found = UpdateRecord(
-        record,
-        replace(manifest, retired=record.retired(retired or b"")),
-        model,
-        parse_count(keys, "updates", updates),
-        _scalars(keys, scalars, model) if scalars else None,
-        _number(parse_count(keys, "attempts", attempts or b"0"), registered, record.version),
-    )
-    check_kept(keys, model.schema, manifest, model.num_kept)
-    return found
-
-
-def _model_of(transport: Transport, record: ParameterRecord, config: object, known: UpdateRecord | None) -> UpdateModel:
-    """Returns the model of a record, with a part size that is still to be set."""
-    if known is not None and known.record.incarnation == record.incarnation:
-        if isinstance(config, bytes) and config == known.model.config.encode():
-            return known.model
-        schema = known.model.schema
+    model = UpdateModel(schema, optimizer, record.keys, record.encoding, part_bytes, tables)
+    if known is not None and is_same and known.model.form == model.form:
+        model = known.model
     else:
-        schema = read_schema(transport, record.keys, record.incarnation)
-    optimizer = parse_optimizer(record.keys, config)
+        _check_fits(record, model)
+    dense = {manifest.full[0].id, *(blob.id for blob in manifest.slots if blob.number)}
+    if manifest.full[0].leaves != model.dense or dense != {blob.id for blob in model.blobs(record.version)}:
+        return None
+    check_kept(keys, schema, manifest, model.num_kept)
+    return UpdateRecord(
+        record.incarnation,
+        record.version,
+        record.step,
+        record.read("updates", parse_number),
+        model,
+        record,
+        manifest,
+        _scalars(record, model) if record.found["scalars"] else None,
+        _number(_attempts(record), record.found["registered"], record.version),
+    )
+
+
+def _check_fits(record: ParameterRecord, model: UpdateModel) -> None:
+    """Raises CorruptDataError if the optimizer in a record cannot update its leaves."""
     try:
-        return UpdateModel.new(schema, optimizer, record.keys, record.encoding)
+        check_leaves(model.schema, model.optimizer)
     except InvalidArgumentError as error:
         raise CorruptDataError(
-            f"{record.keys.record}: optimizer holds {shown(config)}, which does not fit the leaves: {shown(str(error))}"
+            f"{record.keys.record}: optimizer holds {shown(record.found['optimizer'])}, which does not fit the leaves: "
+            f"{shown(str(error))}"
         ) from None
+
+
+def _attempts(record: ParameterRecord) -> int:
+    """Returns the number of the last attempt to publish a version."""
+    return record.read("attempts", lambda text: parse_number(text or b"0"))
 
 
 def _number(attempts: int, registered: object, version: str) -> int:
@@ -163,13 +156,8 @@ def _number(attempts: int, registered: object, version: str) -> int:
     return attempts if is_under_way else attempts + 1
 
 
-def _scalars(keys: ParameterKeys, text: object, model: UpdateModel) -> tuple[Scalars, ...]:
-    try:
-        if isinstance(text, bytes):
-            return unpack_scalars(text.decode(), model.optimizer)
-    except ValueError:
-        pass
-    raise foreign(keys.record, "scalars", text)
+def _scalars(record: ParameterRecord, model: UpdateModel) -> tuple[Scalars, ...]:
+    return record.read("scalars", lambda text: unpack_scalars(text.decode(), model.optimizer))
 
 
 def use_up_numbers(transport: Transport, keys: ParameterKeys, highest: int) -> bool:
@@ -188,11 +176,12 @@ def use_up_numbers(transport: Transport, keys: ParameterKeys, highest: int) -> b
         NotFoundError: the parameters were deleted.
     """
     for _ in range(MOST_USED_UP):
-        *reply, optimizer, attempts = transport.call(*ParameterRecord.command(keys), "optimizer", "attempts")
-        record = ParameterRecord.parse(keys, reply)
-        last = parse_count(keys, "attempts", attempts or b"0")
+        record = ParameterRecord.parse(keys, transport.call(*update_command(keys)), *_FIELDS)
         # The ids of other versions are random, and never come twice.
-        if record is None or not optimizer or not 0 < highest - last <= MOST_USED_UP:
+        if record is None or not record.found["optimizer"]:
+            return True
+        last = _attempts(record)
+        if not 0 < highest - last <= MOST_USED_UP:
             return True
         # An attempt without blobs: only its number is left of it.
         follows = Follows(record.incarnation, record.version, record.step + 1)

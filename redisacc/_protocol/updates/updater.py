@@ -164,7 +164,7 @@ class PartUpdater:
             key = self._gradients.squares(part.digest, part.number)
             self._transport.pipeline([("SET", key, squares.hex(), "PX", SQUARES_MS)])
         elif ordered is None and record.scalars is not None:
-            bet = Order(record.record.version, model.optimizer_digest, part.digest, divisor, 1.0, record.scalars)
+            bet = Order(record.id, model.optimizer_digest, part.digest, divisor, 1.0, record.scalars)
             ordered = bet, record.number
         if ordered is not None:
             self._sums.pop(part.number, None)
@@ -247,4 +247,4 @@ class PartUpdater:
 
 def _follows(order: Order, record: UpdateRecord) -> bool:
     """Returns whether an order updates the version of a record."""
-    return (order.previous, order.optimizer) == (record.record.version, record.model.optimizer_digest)
+    return (order.previous, order.optimizer) == (record.id, record.model.optimizer_digest)

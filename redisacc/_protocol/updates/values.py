@@ -1,9 +1,9 @@
-"""The parts of a version that an update begins with, in memory."""
+"""The version that an update begins with, in memory: its parts, and its tables."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 
 import numpy as np
@@ -11,10 +11,21 @@ import numpy as np
 from redisacc._arrays.validation import Array
 from redisacc._clock import clock, durations
 from redisacc._format.buffered import PartMissingError
-from redisacc._format.update_order import wanted
+from redisacc._format.parameter_record import Manifest, kept_in, tables_of
+from redisacc._format.update_order import Order, wanted
+from redisacc._protocol.parameters.tables import fetch_tables
 from redisacc._protocol.parts.fetch import STATED_BY, WholeParts, check_parts, differing
 from redisacc._protocol.updates.model import PartValues, UpdateModel
 from redisacc._protocol.updates.record import KnownVersion, UpdateRecord
+from redisacc._protocol.updates.tables import (
+    Arrays,
+    NewRows,
+    RowSum,
+    TablesVersion,
+    brought_tables,
+    put_new,
+    updated_tables,
+)
 from redisacc._protocol.waiting.wait import until
 from redisacc._text import listed, shown
 from redisacc._wire.transport import Hint, Transport
@@ -44,18 +55,29 @@ class VersionValues:
         self._parts: dict[int, PartValues] = {}
         # The parts of versions that this process has computed, by number: the version, and the values.
         self._next: dict[int, tuple[str, PartValues]] = {}
+        # All tables; None means they are not known. Only a chief has them.
+        self._tables: Arrays | None = None
+        # What the last update that was computed changes in them: the id of its version, and the rows.
+        self._next_rows: tuple[str, Mapping[int, NewRows]] = "", {}
 
     def begin(self, version: str) -> None:
         """Turns to a version. What was computed of it is known already."""
-        if version != self.version:
-            self._parts = {number: values for number, (of, values) in self._next.items() if of == version}
-            self._next = {}
-            self.version = version
+        if version == self.version:
+            return
+        self._parts = {number: values for number, (of, values) in self._next.items() if of == version}
+        of, rows = self._next_rows
+        if of != version:
+            self._tables = None
+        elif self._tables is not None:
+            put_new(self._tables, rows)
+        self.version, self._next, self._next_rows = version, {}, ("", {})
 
-    def rename(self, before: str, after: str) -> None:
-        """Notes that a version has been published again, under another id."""
-        if self.version == before:
-            self.version, self._next = after, {}
+    def rename(self, before: KnownVersion, after: KnownVersion) -> None:
+        """Notes that a version has been published again, so that what is in memory of it stays known."""
+        if self.version == before.id:
+            self.version, self._next, self._next_rows = after.id, {}, ("", {})
+            if before.model.parts != after.model.parts:
+                self._parts = {}
 
     def computed(self, number: int, version: str) -> PartValues | None:
         """Returns a part of a later version, if it was computed here last."""
@@ -82,7 +104,62 @@ class VersionValues:
         self.fetch(of, (number,))
         return self._parts[number]
 
-    def gather(self, of: KnownVersion, check: Callable[[], object]) -> dict[str, dict[int, Array]]:
+    def new_tables(self, before: UpdateRecord, sums: Mapping[int, RowSum], order: Order, version: str) -> TablesVersion:
+        """Returns the blobs of the tables in a version that an order makes. Nothing is computed twice.
+
+        Args:
+            before: the version before.
+            sums: the sum of the gradients of each table.
+            order: the order.
+            version: the id of the version.
+
+        Raises:
+            PartMissingError: a part of the version before is not there.
+            CorruptDataError: redisacc did not write a blob of it.
+        """
+        model, arrays, manifest = before.model, self._tables_of(before), before.manifest
+        if self._next_rows[0] != version:
+            self._next_rows = version, updated_tables(model, arrays, sums, order)
+        tables = tables_of(manifest)
+        if model.keys.partitions:
+            # What a failover has lost of a blob that stays for many versions would be lost for all of them. If one is
+            # lost, all tables are brought whole.
+            stays = [*tables.blobs(model.schema.stored(model.encoding)).values(), *kept_in(manifest.slots).values()]
+            if differing(self._transport, [part for blob in stays for part in blob.parts(model.keys)]):
+                tables = Manifest(())
+        return brought_tables(model, version, before.step + 1, tables, arrays=arrays, rows=self._next_rows[1])
+
+    def _tables_of(self, of: UpdateRecord) -> Arrays:
+        """Returns the tables of a version, and fetches them if they are not known."""
+        self.begin(of.id)
+        if self._tables is None:
+            model = of.model
+            self._tables = fetch_tables(
+                self._transport, of.record, model.schema, model.num_kept, weights=not model.is_rounded
+            )
+        return self._tables
+
+    def gather(self, of: KnownVersion, check: Callable[[], object]) -> dict[str, list[Array]]:
+        """Returns the leaves of a version for each sort of blob. Blocks until all parts of it are there.
+
+        Reducers have no tables, so a chief without them can only read those of a version that is published.
+        """
+        self.begin(of.id)
+        tables = self._tables if of.model.tables else {}
+        with contextlib.suppress(PartMissingError):
+            if tables is None and isinstance(of, UpdateRecord):
+                tables = self._tables_of(of)
+        if tables is None:
+            raise DataLossError(
+                f"parameters {shown(of.model.keys.name)}: the server has lost step {of.step}, and this process lacks "
+                "the tables of its sparse leaves. Start the chief again: a checkpoint or a living worker may have them"
+            )
+        dense = self._dense(of, check)
+        for place, leaves in enumerate(dense.values()):
+            leaves.update({leaf: arrays[place] for leaf, arrays in tables.items()})
+        return {sort: [leaves[leaf] for leaf in sorted(leaves)] for sort, leaves in dense.items()}
+
+    def _dense(self, of: KnownVersion, check: Callable[[], object]) -> dict[str, dict[int, Array]]:
         """Returns the dense leaves of a version for each sort of blob. Blocks until all parts of it are there.
 
         A reducer has the parts that it updates in memory. If it hears that a version is wanted, it writes those again,
@@ -109,7 +186,6 @@ class VersionValues:
                 asked_at = clock.now()
                 transport.pipeline([Hint(("PUBLISH", model.keys.events, wanted(of.id)))])
 
-        self.begin(of.id)
         until(
             transport.waits,
             probe,
@@ -149,7 +225,7 @@ class VersionValues:
             PartMissingError: a part is not there.
             CorruptDataError: a part has another length.
         """
-        self.begin(of.record.version)
+        self.begin(of.id)
         missing = [number for number in numbers if number not in self._parts]
         if missing:
             parts = [part for number in missing for part in self._keys(of.model, number)]
