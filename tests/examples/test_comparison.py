@@ -14,7 +14,7 @@ from benchmarks.comparison import __main__ as comparison  # noqa: E402
 from benchmarks.comparison.report import NAMES  # noqa: E402
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_short_run(tmp_path):
     few = ["--hosts", "0", "--epochs", "4", "--repeats", "1", "--models", "digits"]
     assert comparison.main([*few, "--out", str(tmp_path)]) == 0
