@@ -35,7 +35,7 @@ from redisacc._protocol.sessions import GradientRequest, Request, Session
 from redisacc._wire.connect import connect
 from redisacc._wire.scans import scan
 from redisacc._wire.script_loader import load, names
-from redisacc.tools.admin.garbage import find_garbage, remove_garbage
+from redisacc.tools.admin.garbage import find_garbage
 
 HOUR_MS = 3_600_000
 ROW = 16
@@ -388,7 +388,7 @@ class Hostile:
         self._client.mset({keys.part(f"1-orphan{k}-1", 0): b"x" for k in range(self._sizes.calls)})
         with self._meter.measure("gc"):
             for leftover in find_garbage(self._transport, self.name):
-                remove_garbage(self._transport, leftover)
+                leftover.remove()
         with self._meter.measure("delete"):
             delete(self._transport, keys, (self._client.hget(keys.record, "incarnation") or b"").decode())
 

@@ -16,12 +16,22 @@ from urllib.parse import quote
 
 from redisacc.errors import InvalidArgumentError, ServerError
 
-__all__ = ["LOOPBACK", "TLS", "Address", "TCPAddress", "UnixAddress", "free_port"]
+__all__ = ["LOOPBACK", "TLS", "Address", "TCPAddress", "UnixAddress", "free_port", "is_loopback"]
 
 LOOPBACK = "127.0.0.1"
 
 # sockaddr_un.sun_path without its final zero byte: it has 108 bytes on Linux, 104 on macOS and the BSDs.
 _SOCKET_PATH_LIMIT = 107 if platform.system() == "Linux" else 103
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether a name or an address always means this machine."""
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,7 +47,7 @@ def test_the_password_of_a_url_without_one_may_be_in_the_environment(cli, monkey
                 assert cli("ls", *words, env={"REDISACC_PASSWORD": password, **variable}).exit_code == code
     monkeypatch.setenv("REDISACC_PASSWORD", "a:b")
     monkeypatch.delenv("REDISACC_URL", raising=False)
-    assert main.get_command(None, "ls").make_context("ls", []).params["url"] == "redis://:a%3Ab@localhost:6379/0"
+    assert main.get_command(None, "ls").make_context("ls", []).meta["redisacc.url"] == "redis://:a%3Ab@localhost:6379/0"
 
 
 @pytest.mark.slow

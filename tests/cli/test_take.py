@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+from terminals import on_a_terminal
 
 pytestmark = pytest.mark.servers("valkey", "cluster")
 
@@ -72,6 +73,13 @@ def test_take_and_apply_sparse(cli, cli_json, open_sparse, tmp_path):
     assert acc.peek().gradient.indices.tolist() == [1, 4]
 
 
+def test_take_shows_on_a_terminal_how_full_the_round_is(real_server, accumulator):
+    accumulator.apply_grad([1, 2, 3])
+    said = on_a_terminal("take", "w", "2", "--discard", "--yes", "--redis", real_server.url, until="1 of 2")
+    assert "waiting" in said
+    assert "Traceback" not in said
+
+
 def test_take_times_out(cli, accumulator, tmp_path):
     accumulator.apply_grad([1, 2, 3])
     found = cli("take", "w", 2, "-o", tmp_path / "g.npy", "--timeout", "0.1")
@@ -103,7 +111,8 @@ def test_a_take_that_cannot_write_takes_nothing_or_leaves_the_round(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         found = cli("take", "w", 1, "-o", tmp_path / "g.npy")
-    assert (found.exit_code, found.stderr) == (1, "redisacc: [Errno 28] No space left on device\n")
+    said = f"redisacc: [Errno 28] No space left on device: '{tmp_path / 'g.npy'}'\n"
+    assert (found.exit_code, found.stderr) == (1, said)
     assert os.listdir(tmp_path) == []
     (left,) = accumulator.info().unacknowledged
     assert left.token in cli("take", "w", "--recover").stdout

@@ -65,7 +65,7 @@ def test_a_training_has_curves_its_progress_and_the_step_time_of_each_worker(mon
                 assert losses == [1.0 - past for past in range(step)]
                 assert all(seconds is not None and seconds >= 0 for seconds in times)
             if step == 6:
-                until(lambda: monitor._listen().figures("t").worker_seconds)
+                until(lambda: monitor._listen().history("t").worker_seconds)
                 monitor.refresh(first=["t"])
                 ((worker, process, memory, *_, took),) = page(monitor, detail=name)["detail:workers"]["rows"]
                 assert (worker, process) == ("worker 0", f"{socket.gethostname()}:{os.getpid()}")
@@ -162,13 +162,13 @@ def test_the_page_says_what_info_says(monitor, open_dense, background, until):
     take = background(bob.take_grad, 2, timeout=30)
     until(lambda: ann.info().waiting)
     ann.apply_grad([1.0, 2.0, 3.0], 0)
-    until(lambda: monitor._listen().figures("w").rounds and monitor._listen().figures("w").first)
+    until(lambda: monitor._listen().history("w").rounds and monitor._listen().history("w").filling.first)
     monitor.refresh()
     found, info = page(monitor, detail=id_of("w")), ann.info()
     row, facts, filling = found[f"row:{id_of('w')}"], found["detail:facts"], found["detail:filling"]
     assert found["order"] == [found["detail:id"]] == [id_of("w")]
     assert (row["name"], row["step"], row["count"]) == (info.name, str(info.global_step), info.num_accumulated)
-    assert (row["required"], row["waiting"], row["taker"]) == (2, 1, "bob")
+    assert (row["required"], row["waiting"], found["detail:waiting"][0]["taker"]) == (2, 1, "bob")
     assert facts["kind"] == "dense float32 [3] MEAN"
     assert ["in total", "3 applied, 0 stale, 0 repeated, 0 sent twice, 1 taken"] in facts["listed"]
     assert filling["staleness"] == [[1, 1]]
@@ -181,7 +181,7 @@ def test_the_page_says_what_info_says(monitor, open_dense, background, until):
     assert workers["bob"] == ("expected", 0, 1)
     ((step, number, nbytes, taker, phases),) = found["detail:rounds"]
     assert (step, number, nbytes, taker) == ("0", 2, 24, "ann")
-    (times,) = monitor._listen().figures("w").rounds
+    (times,) = monitor._listen().history("w").rounds
     assert times.first <= times.last <= times.taken
     assert phases[1:] == [round(times.last - times.first, 4), round(times.taken - times.last, 4), None]
     (node,) = found["server"]["nodes"]
@@ -213,7 +213,7 @@ def test_a_stall_says_who_is_waited_for_and_trainings_come_first(
     assert (found["detail:stall"], found[f"row:{id_of('w')}"]["stalled"]) == (None, False)
     take = background(acc.take_grad, 2, timeout=60)
     until(lambda: acc.info().waiting)
-    until(lambda: monitor._listen().figures("w").last)
+    until(lambda: monitor._listen().history("w").filling.last)
     monitor.refresh(first=["w"])
     found = page(monitor, detail=id_of("w"))
     assert found["detail:stall"] | {"since": 0} == {"workers": ["bob"], "more": 0, "since": 0}
@@ -244,7 +244,7 @@ def test_parameters_are_the_end_of_a_round(monitor, open_dense, open_parameters,
     acc.apply_grad([1.0])
     acc.take_grad(1)
     parameters.publish([1.0], 1)
-    until(lambda: [of for of in monitor._listen().figures("w").rounds if of.published])
+    until(lambda: [of for of in monitor._listen().history("w").rounds if of.published])
     monitor.refresh()
     assert page(monitor, detail=id_of("w"))["detail:rounds"][0][4][3] >= 0
 

@@ -434,8 +434,8 @@ RULES = (
     Rule(
         "A deletion is asked for before it happens",
         "redisacc/tools/cli/changes.py",
-        'for every process?", yes=yes)',
-        'for every process?", yes=True)',
+        'confirm("Delete this for every process?")',
+        "pass",
         "tests/cli/test_rm.py",
     ),
     Rule(
@@ -448,8 +448,8 @@ RULES = (
     Rule(
         "Times of a round that was not heard whole are not shown",
         "redisacc/tools/monitoring/rounds.py",
-        "whole = filling.heard == number",
-        "whole = filling.heard <= number",
+        "if taken.num_accumulated != number:",
+        "if taken.num_accumulated > number:",
         "tests/unit/test_round_history.py -k not_heard",
     ),
     Rule(

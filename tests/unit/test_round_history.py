@@ -35,60 +35,60 @@ def values(histogram):
 
 
 def test_the_times_of_a_round():
-    figures = heard(*whole_round(100), *whole_round(107, 1)).figures(114.5)
-    first, second = figures.rounds
+    found = heard(*whole_round(100), *whole_round(107, 1))
+    first, second = found.rounds
     assert (first.step, first.num_accumulated, first.nbytes, first.taker) == (0, 2, 200, "chief")
     assert (first.began, first.first, first.last, first.taken, first.published) == (None, 101, 104, 105, 107)
     assert (second.began, second.first, second.last, second.taken, second.published) == (107, 108, 111, 112, 114)
-    assert (figures.began, figures.first, figures.last) == (114, None, None)
-    assert figures.bytes_per_second == 100 / 5
-    assert values(figures.histograms["round_seconds"]) == (1, 7)
-    assert values(figures.histograms["gathering_seconds"]) == (2, 6)
-    assert values(figures.histograms["take_wait_seconds"]) == (2, 10)
-    assert values(figures.histograms["staleness_steps"]) == (2, 6)
-    assert values(figures.histograms["round_bytes"]) == (2, 400)
+    assert (found.filling.began, found.filling.first, found.filling.last) == (114, None, None)
+    assert found.bytes_per_second(114.5) == 100 / 5
+    assert values(found.histograms["round_seconds"]) == (1, 7)
+    assert values(found.histograms["gathering_seconds"]) == (2, 6)
+    assert values(found.histograms["take_wait_seconds"]) == (2, 10)
+    assert values(found.histograms["staleness_steps"]) == (2, 6)
+    assert values(found.histograms["round_bytes"]) == (2, 400)
 
 
 def test_the_round_that_is_filling():
-    figures = heard(*whole_round(100), (108, "applied step=1 count=1 bytes=7 worker=a")).figures(109)
-    assert (figures.began, figures.first, figures.last) == (107, 108, 108)
+    found = heard(*whole_round(100), (108, "applied step=1 count=1 bytes=7 worker=a"))
+    assert (found.filling.began, found.filling.first, found.filling.last) == (107, 108, 108)
 
 
 def test_parameters_that_come_after_the_next_gradient_did_not_hold_it_up():
     events = whole_round(100)[:-1]
-    figures = heard(*events, (106, "applied step=1 count=1 bytes=7 worker=a"), (107, "published")).figures(108)
-    assert (figures.rounds[0].published, figures.began, figures.first) == (107, 105, 106)
+    found = heard(*events, (106, "applied step=1 count=1 bytes=7 worker=a"), (107, "published"))
+    assert (found.rounds[0].published, found.filling.began, found.filling.first) == (107, 105, 106)
 
 
 def test_what_was_not_heard_is_left_out():
     """The connection was lost between the two gradients of a round: nothing about it is certain but its end."""
     first, *rest = whole_round(100)
-    figures = heard(first, rest[0], (102, None), *rest[1:]).figures(108)
-    (only,) = figures.rounds
+    found = heard(first, rest[0], (102, None), *rest[1:])
+    (only,) = found.rounds
     assert (only.nbytes, only.began, only.first, only.last, only.taken) == (None, None, None, 104, 105)
     assert (
-        values(figures.histograms["round_bytes"])
-        == values(figures.histograms["gathering_seconds"])
-        == values(figures.histograms["take_wait_seconds"])
+        values(found.histograms["round_bytes"])
+        == values(found.histograms["gathering_seconds"])
+        == values(found.histograms["take_wait_seconds"])
         == (0, 0)
     )
-    assert values(figures.histograms["round_seconds"]) == (0, 0)
+    assert values(found.histograms["round_seconds"]) == (0, 0)
 
 
 def test_a_take_that_need_not_wait_has_waited_for_no_time():
     again = [(moment, line) for moment, line in whole_round(110, 1) if not str(line).startswith("waiting")]
-    assert values(heard(*whole_round(100), *again).figures(120).histograms["take_wait_seconds"]) == (2, 5)
+    assert values(heard(*whole_round(100), *again).histograms["take_wait_seconds"]) == (2, 5)
 
 
 def test_the_waits_of_takers_of_whom_one_has_left_are_unknown():
     waiting = [(90, "waiting step=0 count=0 num_required=2 taker=other"), (95, "left")]
-    figures = heard(*waiting, *whole_round(100)[1:]).figures(120)
-    assert values(figures.histograms["take_wait_seconds"]) == (0, 0)
+    found = heard(*waiting, *whole_round(100)[1:])
+    assert values(found.histograms["take_wait_seconds"]) == (0, 0)
 
 
 def test_only_the_latest_rounds_are_remembered():
     history = heard(*(event for n in range(ROUNDS + 5) for event in whole_round(10 * n, n)))
-    assert [of.step for of in history.figures(1000).rounds] == list(range(5, ROUNDS + 5))
+    assert [of.step for of in history.rounds] == list(range(5, ROUNDS + 5))
 
 
 @every_row(
@@ -105,11 +105,11 @@ def test_only_the_latest_rounds_are_remembered():
     ],
 )
 def test_what_anybody_may_publish_is_not_believed(line):
-    figures = heard((1, line), *whole_round(100)).figures(105.5)
-    assert figures.rounds[-1].nbytes == 200
-    assert figures.bytes_per_second == 200 / 5
-    assert values(figures.histograms["round_bytes"]) == (1, 200)
-    assert values(figures.histograms["staleness_steps"]) == (1, 3)
+    found = heard((1, line), *whole_round(100))
+    assert found.rounds[-1].nbytes == 200
+    assert found.bytes_per_second(105.5) == 200 / 5
+    assert values(found.histograms["round_bytes"]) == (1, 200)
+    assert values(found.histograms["staleness_steps"]) == (1, 3)
 
 
 def test_a_histogram_counts_a_value_that_equals_a_bound_under_it():

@@ -70,7 +70,7 @@ class Role:
     """
 
     does: str
-    scripts: tuple[str, ...] = ()
+    scripts: str = ""
     sends: str = ""
     keys: tuple[str, ...] = ()
     removes: tuple[str, ...] = ()
@@ -84,10 +84,10 @@ _LOOKING = (
     "time info exists pttl type hget hmget hgetall hkeys hvals hlen hstrlen hscan zcard zrange llen lrange get "
     "getrange strlen subscribe unsubscribe psubscribe punsubscribe"
 )
-_LEASES = ("hold_lease", "release_lease")
+_LEASES = "hold_lease release_lease"
 _WORKER = Role(
     "opens, creates and applies; reads parameters",
-    (*("open", "apply", "stage", "register", "commit", "renew_upload", "resolve", "sweep"), *_LEASES),
+    f"open apply stage register commit renew_upload resolve sweep {_LEASES}",
     f"{_OPENS} hscan get set strlen unlink persist pexpire",
     (*_PARTS, _COMPACTING),
     (*_PARTS, _PLACES, _COMPACTING, _CREW),
@@ -96,10 +96,8 @@ _WORKER = Role(
 )
 _TAKER = Role(
     "opens, creates, takes, recovers, sets the step and the quorum; publishes parameters",
-    (
-        *("open", "take", "leave", "acknowledge", "recover", "resolve", "set_global_step", "set_quorum", "sweep"),
-        *("publish", "register_version", "amend", "claim", "give_up", *_LEASES),
-    ),
+    "open take leave acknowledge recover resolve set_global_step set_quorum sweep publish register_version amend claim "
+    f"give_up {_LEASES}",
     f"{_OPENS} hsetnx hscan hlen hexists get set strlen unlink persist pexpire zrange hdel lrange",
     (*_PARTS, *_SUMS, *_BLOBS, *_REDUCERS),
     (*_PARTS, *_SUMS, *_BLOBS, *_ROUND, *_QUEUE, _CREW, _CLAIMS, _PARAMETERS, _HISTORY, f"{_PARAMETERS}:attempts"),
@@ -107,7 +105,7 @@ _TAKER = Role(
 )
 _REDUCER = Role(
     "adds up large gradients next to the server, and updates parameters with them",
-    ("hold_reducer", "release_reducer"),
+    "hold_reducer release_reducer",
     "time info exists hget hmget hscan get set strlen unlink pexpire publish psubscribe punsubscribe subscribe "
     "unsubscribe",
     (*_SUMS, *_BLOBS, *_REDUCERS),
@@ -121,7 +119,7 @@ ROLES = {
     "observer": Role("reads, and listens to events", sends=_LOOKING, names="sismember smembers sscan", everything=True),
     "operator": Role(
         "all of the above; also deletes, cleans up, and loads the scripts",
-        (*_WORKER.scripts, *_TAKER.scripts, *_REDUCER.scripts, "delete", "remove_orphans", "forget_worker"),
+        f"{_WORKER.scripts} {_TAKER.scripts} {_REDUCER.scripts} delete remove_orphans forget_worker",
         f"{_WORKER.sends} {_TAKER.sends} {_LOOKING} eval script|load scan memory|usage ping wait append",
         names="sismember sadd smembers sscan srem",
         everything=True,
@@ -210,7 +208,7 @@ def rules(
 
 def commands_of(role: Role) -> list[str]:
     """Returns the commands that a role runs, inside its scripts or by itself."""
-    inside = [command.lower() for script in role.scripts for command in _IN_LUA.findall(load(script).text)]
+    inside = [command.lower() for script in role.scripts.split() for command in _IN_LUA.findall(load(script).text)]
     return sorted({*role.sends.split(), *inside, *(["evalsha"] if role.scripts else [])})
 
 
@@ -218,7 +216,9 @@ def _keys_of(role: Role) -> list[str]:
     """Returns the patterns of the keys that a role uses and does not only read."""
     if role.everything:
         return [_BASE, f"{_BASE}:*", f"{_IN_PARTITION}:*"]
-    of_scripts = [re.sub(r":[A-Z]+\b.*", ":*", field.form) for script in role.scripts for field in load(script).keys]
+    of_scripts = [
+        re.sub(r":[A-Z]+\b.*", ":*", field.form) for script in role.scripts.split() for field in load(script).keys
+    ]
     return sorted({*of_scripts, *role.keys})
 
 

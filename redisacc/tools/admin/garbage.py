@@ -26,8 +26,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from redisacc._format.keys import ANY_PARTITION, DELETING, NAMES, PREFIX, Keys, ParameterKeys, PartitionedKeys
 from redisacc._format.stored_text import clock_ms
@@ -52,17 +54,16 @@ TOKENS_PER_CALL = 250
 # How often to look for the owners of parts, if rounds are moved during each search.
 SEARCHES = 10
 
+Of = TypeVar("Of", Keys, ParameterKeys)
+
 _KEY = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}(?::(.+))?", re.DOTALL)
 _PART = re.compile(r"part:([\w-]+):\d+|place:([\w-]+)")
 _IN_PARTITION = re.compile(r"partition:part:([\w-]+):\d+")
-_SUM = re.compile(r"(?:sum|squares):[0-9a-f]+:\d+")
-_REDUCER = re.compile(r"reducer(?::\d+)?")
 _ROUND = re.compile(r"taken:([^:]+):(?:sums|buffered|inline|workers)")
-_WHOLE = frozenset(
-    (
-        *("sums", "buffered", "inline", "workers", "sessions", "queue", "takers", "taken", "recovered"),
-        *("compacting", "crew", "attempts"),
-    )
+# Every key of an accumulator but its record.
+_OURS = re.compile(
+    rf"{_PART.pattern}|{_ROUND.pattern}|(?:sum|squares):[0-9a-f]+:\d+|reducer(?::\d+)?"
+    "|sums|buffered|inline|workers|sessions|queue|takers|taken|recovered|compacting|crew|attempts"
 )
 
 _PARAMETERS = re.compile(r"parameters(?::(?:object:[\w-]+:\d+|attempts|deleted|claims|history))?")
@@ -70,22 +71,8 @@ _PARAMETERS = re.compile(r"parameters(?::(?:object:[\w-]+:\d+|attempts|deleted|c
 _ELSEWHERE = "partition:"
 _BLOB_IN_PARTITION = re.compile(r"partition:blob:([\w-]+):\d+")
 
-Why = Literal[
-    "deletion",
-    "acknowledged",
-    "attempts",
-    "round",
-    "part",
-    "partition",
-    "record",
-    "object",
-    "blob",
-    "blobs",
-    "parameters",
-    "name",
-]
-
-WORDS: dict[Why, str] = {
+# The causes of garbage.
+WORDS = {
     "deletion": "an interrupted deletion",
     "acknowledged": "a round whose taker was killed while acknowledging it",
     "round": "data of a round that is not listed",
@@ -108,24 +95,20 @@ class Leftover:
     Attributes:
         name: the name of the accumulator; a listed name that is not UTF-8, with escapes.
         why: the cause; WORDS has a text for each.
-        incarnation: the incarnation of the existing accumulator; "" if there is none.
-        keys: key → its owner, in the form that ``lua/remove_orphans.lua`` expects; for "blob", the id of its blob.
-        token: for "acknowledged", the token of the round.
+        keys: its keys.
+        remove: removes it if it is still garbage. Returns how many keys, names, rounds or deletions were removed.
         nbytes: the memory of the keys in bytes.
-        listed_as: for "name", what is in the set of names. It need not be UTF-8.
     """
 
     name: str
-    why: Why
-    incarnation: str = ""
-    keys: dict[str, str] = field(default_factory=dict)
-    token: str = ""
+    why: str
+    keys: Sequence[str]
+    remove: Callable[[], int]
     nbytes: int = 0
-    listed_as: bytes = b""
 
     @property
     def items(self) -> int:
-        """How many items `remove_garbage` counts for it."""
+        """How many items ``remove`` counts for it."""
         return 1 if self.why in ("deletion", "acknowledged", "parameters", "name") else len(self.keys)
 
 
@@ -143,21 +126,22 @@ def find_garbage(transport: Transport, name: str | None = None) -> list[Leftover
             keys_of[match[1]].append((key, match[2] or ""))
     found: list[Leftover] = []
     partitions = f"{PREFIX}{{{pattern}/{ANY_PARTITION}}}:partition"
-    for owner, attempts in _in_partitions(transport, f"{partitions}:part:*", _IN_PARTITION):
-        found += _of_partitions(transport, Keys(owner), attempts)
-    for owner, blobs in _in_partitions(transport, f"{partitions}:blob:*", _BLOB_IN_PARTITION):
-        found += _of_blobs(transport, ParameterKeys(owner), blobs)
+    for owner, parts in _in_partitions(transport, f"{partitions}:part:*", _IN_PARTITION):
+        found += _of_partitions(transport, Keys(owner), "partition", parts, _held_attempts)
+    for owner, parts in _in_partitions(transport, f"{partitions}:blob:*", _BLOB_IN_PARTITION):
+        found += _of_partitions(transport, ParameterKeys(owner), "blob", parts, _held_blobs)
     for owner, pairs in sorted(keys_of.items()):
         of_parameters = [pair for pair in pairs if _PARAMETERS.fullmatch(pair[1])]
         others = [pair for pair in pairs if not _PARAMETERS.fullmatch(pair[1])]
         if others:
-            found += _of_one(transport, owner, others)
+            found += _of_one(transport, Keys(owner), others)
         if of_parameters:
             found += _of_parameters(transport, ParameterKeys(owner), of_parameters)
     for raw in sorted(listed(transport, pattern)):
         # As bytes, because any client can list a name that is not UTF-8. No accumulator has such a name.
         if not _is_used(transport, raw):
-            found.append(Leftover(raw.decode(errors="backslashreplace"), "name", listed_as=raw))
+            shown = raw.decode(errors="backslashreplace")
+            found.append(Leftover(shown, "name", [], partial(_remove_name, transport, raw)))
     for leftover in found:
         sizes = transport.pipeline([("MEMORY", "USAGE", key) for key in leftover.keys]) if leftover.keys else []
         leftover.nbytes = sum(int(size or 0) for size in sizes)
@@ -182,50 +166,67 @@ def _endless(transport: Transport, pairs: list[tuple[str, str]]) -> list[tuple[s
     return [pair for pair, end in zip(pairs, ends, strict=True) if int(end) == -1]
 
 
-def _of_one(transport: Transport, name: str, pairs: list[tuple[str, str]]) -> list[Leftover]:
-    keys = Keys(name)
-    kind, *ends = transport.pipeline([("TYPE", keys.record), *(("PTTL", key) for key, _ in pairs)])
-    # A key with an expiry is not garbage: it disappears by itself.
-    endless = [pair for pair, end in zip(pairs, ends, strict=True) if int(end) == -1]
+def _incarnation(transport: Transport, keys: Keys | ParameterKeys) -> str:
+    """Returns the incarnation of an accumulator or of parameters; "" if there is none."""
+    return (transport.call("HGET", keys.record, "incarnation") or b"").decode(errors="replace")
+
+
+def _of_one(transport: Transport, keys: Keys, pairs: list[tuple[str, str]]) -> list[Leftover]:
+    kind = transport.call("TYPE", keys.record)
+    endless = _endless(transport, pairs)
     if kind == b"none":
-        orphans = {key: "record" for key, suffix in endless if _is_ours(suffix)}
-        return [Leftover(name, "record", keys=orphans)] if orphans else []
-    incarnation = transport.call("HGET", keys.record, "incarnation") if kind == b"hash" else None
-    if incarnation is None:
+        orphans = {key: "record" for key, suffix in endless if _OURS.fullmatch(suffix)}
+        return [_orphaned(transport, keys, "record", "", orphans)] if orphans else []
+    incarnation = _incarnation(transport, keys) if kind == b"hash" else ""
+    if not incarnation:
         # The key was not written by redisacc.
         return []
-    text = incarnation.decode(errors="replace")
-    if incarnation.startswith(DELETING.encode()):
-        return [Leftover(name, "deletion", text, {key: "" for key, suffix in pairs if suffix and _is_ours(suffix)})]
-    return _of_a_live_one(transport, keys, text, endless)
+    if incarnation.startswith(DELETING):
+
+        def finish() -> int:
+            delete(transport, keys, incarnation.removeprefix(DELETING))
+            return 1
+
+        return [Leftover(keys.name, "deletion", [key for key, what in pairs if _OURS.fullmatch(what)], finish)]
+    return _of_a_live_one(transport, keys, incarnation, endless)
 
 
-def _of_partitions(transport: Transport, keys: Keys, pairs: list[tuple[str, str]]) -> list[Leftover]:
-    """Returns the garbage among the parts that an accumulator has in partitions.
+def _of_partitions(
+    transport: Transport,
+    keys: Of,
+    why: str,
+    pairs: list[tuple[str, str]],
+    held_by: Callable[[Transport, Of], set[str] | None],
+) -> list[Leftover]:
+    """Returns the garbage among the parts that an accumulator, or parameters, have in partitions.
 
-    The leader is asked after the parts have been seen, because a part is written after its attempt was registered. An
-    attempt that it does not know now was never counted, or its round is acknowledged, and it will not know it again. So
-    no script has to check that again.
+    The leader is asked after the parts have been seen, because a part is written after its attempt was registered. A
+    gradient's attempt that it does not know now was never counted, or its round is acknowledged, and it will not know
+    it again. So no script has to check that again.
 
     Args:
         transport: the way to the nodes.
-        keys: the keys of the accumulator.
-        pairs: the key of each part, and the id of its attempt.
+        keys: the keys of the accumulator, or of the parameters.
+        why: the cause, if there is garbage.
+        pairs: the key of each part, and the id of its attempt, or of its blob.
+        held_by: returns the ids that are in use; None if that is unknown.
     """
     endless = _endless(transport, pairs)
-    reply = transport.call("HGET", keys.record, "incarnation")
-    incarnation = "" if reply is None else reply.decode(errors="replace")
+    incarnation = _incarnation(transport, keys)
     if incarnation.startswith(DELETING):
         # Finishing the deletion removes those that it knows; the next search finds the others.
         return []
     # Asked once, the list of attempts may come from a leader that had counted an attempt already, and what is counted
     # from its replica, which has not heard of that and lists it. Of two answers, one comes from one server.
-    for _ in range(2 if reply is not None else 0):
-        held = _held_attempts(transport, keys)
-        endless = [] if held is None else [(key, attempt) for key, attempt in endless if attempt not in held]
-        if not endless:
-            return []
-    return [Leftover(keys.name, "partition", incarnation, {key: "" for key, _ in endless})] if endless else []
+    for _ in range(2 if incarnation else 0):
+        held = held_by(transport, keys)
+        endless = [] if held is None else [pair for pair in endless if pair[1] not in held]
+    if not endless:
+        return []
+    orphans = dict(endless)
+    if isinstance(keys, ParameterKeys):
+        return [Leftover(keys.name, why, list(orphans), partial(_remove_blobs, transport, keys, orphans))]
+    return [Leftover(keys.name, why, list(orphans), partial(_unlink, transport, list(orphans)))]
 
 
 def _held_attempts(transport: Transport, keys: Keys) -> set[str] | None:
@@ -243,25 +244,6 @@ def _held_attempts(transport: Transport, keys: Keys) -> set[str] | None:
     return None if held is None else listed | {of.decode(errors="replace") for of in held}
 
 
-def _of_blobs(transport: Transport, keys: ParameterKeys, pairs: list[tuple[str, str]]) -> list[Leftover]:
-    """Returns the garbage among the parts that parameters have in partitions. Why, ``_of_partitions`` says.
-
-    Args:
-        transport: the way to the nodes.
-        keys: the keys of the parameters.
-        pairs: the key of each part, and the id of its blob.
-    """
-    endless = _endless(transport, pairs)
-    incarnation = _incarnation(transport, keys)
-    if incarnation.startswith(DELETING):
-        # Finishing the deletion removes those that it knows; the next search finds the others.
-        return []
-    held = _held_blobs(transport, keys) if incarnation else set()
-    # Once is enough here: the leader is asked again before they are removed.
-    orphans = {key: blob for key, blob in endless if held is not None and blob not in held}
-    return [Leftover(keys.name, "blob", incarnation, orphans)] if orphans else []
-
-
 def _held_blobs(transport: Transport, keys: ParameterKeys) -> set[str] | None:
     """Returns the ids of all blobs that the record or an attempt lists; None if redisacc did not write one of them."""
     try:
@@ -272,11 +254,6 @@ def _held_blobs(transport: Transport, keys: ParameterKeys) -> set[str] | None:
         return held | {blob.id for blob in listed_blobs(transport, keys)}
     except CorruptDataError:
         return None
-
-
-def _incarnation(transport: Transport, keys: ParameterKeys) -> str:
-    """Returns the incarnation of parameters; "" if there are none."""
-    return (transport.call("HGET", keys.record, "incarnation") or b"").decode(errors="replace")
 
 
 def _is_used(transport: Transport, name: bytes) -> bool:
@@ -295,12 +272,20 @@ def _of_parameters(transport: Transport, keys: ParameterKeys, pairs: list[tuple[
     incarnation = _incarnation(transport, keys)
     if incarnation.startswith(DELETING):
         # The mark of the deletion stays: it has an expiry.
-        return [Leftover(keys.name, "parameters", incarnation, {key: "" for key, _ in pairs if key != keys.deleted})]
+        marked = [key for key, _ in pairs if key != keys.deleted]
+
+        def finish() -> int:
+            # Those that the record lists, and then, without it, those that it does not.
+            delete_parameters(transport, keys, incarnation.removeprefix(DELETING))
+            _unlink(transport, [key for key in marked if key != keys.record])
+            return 1
+
+        return [Leftover(keys.name, "parameters", marked, finish)]
     found: list[Leftover] = []
     if transport.call("EXISTS", keys.record):
         try:
-            keys = read_partitions(transport, keys)
-            listed = {key for blob in listed_blobs(transport, keys) for key in blob.keys(keys)}
+            current = read_partitions(transport, keys)
+            listed = {key for blob in listed_blobs(transport, current) for key in blob.keys(current)}
         except CorruptDataError:
             # It is unknown which parts are in use, so none of them is garbage.
             return []
@@ -308,12 +293,12 @@ def _of_parameters(transport: Transport, keys: ParameterKeys, pairs: list[tuple[
             # Deleted since then.
             return []
         # Without partitions, a list belongs to an earlier incarnation.
-        over = keys.attempts in objects and (not keys.partitions or _has_due_attempts(transport, keys))
+        over = keys.attempts in objects and (not current.partitions or _has_due_attempts(transport, keys))
         objects = [key for key in objects if key not in listed and key not in (keys.attempts, keys.history)]
         if over:
-            found.append(Leftover(keys.name, "blobs", incarnation, {keys.attempts: ""}))
+            found.append(_attempts(transport, keys, "blobs", read_partitions))
     if objects:
-        found.append(Leftover(keys.name, "object", incarnation, dict.fromkeys(objects, "")))
+        found.append(Leftover(keys.name, "object", objects, partial(_unlink, transport, objects)))
     return found
 
 
@@ -323,25 +308,20 @@ def _has_due_attempts(transport: Transport, keys: PartitionedKeys) -> bool:
     return bool(transport.call("ZRANGEBYSCORE", keys.attempts, 0, now_ms, "LIMIT", 0, 1))
 
 
-def _is_ours(suffix: str) -> bool:
-    return suffix in _WHOLE or any(pattern.fullmatch(suffix) for pattern in (_PART, _SUM, _REDUCER, _ROUND))
-
-
 def _of_a_live_one(transport: Transport, keys: Keys, incarnation: str, pairs: list[tuple[str, str]]) -> list[Leftover]:
-    taken = scan(transport, keys.taken)
-    tokens = {token.decode(errors="replace") for token in taken}
+    taken = {token.decode(errors="replace"): text for token, text in scan(transport, keys.taken).items()}
     found = [
-        Leftover(keys.name, "acknowledged", incarnation, token=token.decode(errors="replace"))
+        Leftover(keys.name, "acknowledged", [], partial(_acknowledge, transport, keys, incarnation, token))
         for token, text in taken.items()
         if text.startswith(b"acknowledged ")
     ]
     # Each of them was over when its lease ended, and has not been swept.
     if _has_due_attempts(transport, keys):
-        found.append(Leftover(keys.name, "attempts", incarnation, {keys.attempts: ""}))
-    sorts: dict[Why, dict[str, str]] = {"round": {}, "part": {}}
+        found.append(_attempts(transport, keys, "attempts", with_partitions))
+    sorts: dict[str, dict[str, str]] = {"round": {}, "part": {}}
     for key, suffix in pairs:
         if (of_round := _ROUND.fullmatch(suffix)) is not None:
-            if of_round[1] not in tokens:
+            if of_round[1] not in taken:
                 sorts["round"][key] = f"round {of_round[1]}"
         elif (part := _PART.fullmatch(suffix)) is not None:
             sorts["part"][key] = f"part {part[1] or part[2]}"
@@ -352,7 +332,7 @@ def _of_a_live_one(transport: Transport, keys: Keys, incarnation: str, pairs: li
             for key, owner in sorts["part"].items()
             if owners is not None and owner.removeprefix("part ").encode() not in owners
         }
-    return found + [Leftover(keys.name, why, incarnation, orphans) for why, orphans in sorts.items() if orphans]
+    return found + [_orphaned(transport, keys, why, incarnation, orphans) for why, orphans in sorts.items() if orphans]
 
 
 def _held_gradients(transport: Transport, keys: Keys) -> set[bytes] | None:
@@ -381,54 +361,50 @@ def _held_gradients(transport: Transport, keys: Keys) -> set[bytes] | None:
     return None
 
 
-def remove_garbage(transport: Transport, leftover: Leftover) -> int:
-    """Removes garbage if it is still garbage. Returns how many keys, names, rounds or deletions were removed."""
-    keys = Keys(leftover.name)
-    scripts = Scripts(transport, keys, OF_ACCUMULATORS, incarnation=leftover.incarnation)
-    if leftover.why == "deletion":
-        delete(transport, keys, leftover.incarnation.removeprefix(DELETING))
-        return 1
-    if leftover.why == "parameters":
-        parameters = ParameterKeys(leftover.name)
-        # Those that the record lists, and then, without it, those that it does not.
-        delete_parameters(transport, parameters, leftover.incarnation.removeprefix(DELETING))
-        _unlink(transport, [key for key in leftover.keys if key != parameters.record])
-        return 1
-    if leftover.why in ("object", "partition", "blob"):
-        return _unlink(transport, _unused(transport, leftover) if leftover.why == "blob" else list(leftover.keys))
-    if leftover.why == "name":
-        name = leftover.listed_as
-        removed = int(transport.call("SREM", NAMES, name)) if not _is_used(transport, name) else 0
-        if removed and _is_used(transport, name):
-            # The accumulator was created, and its name listed, after the first EXISTS and before SREM.
-            transport.call("SADD", NAMES, name)
-            removed = 0
+def _orphaned(transport: Transport, keys: Keys, why: str, incarnation: str, orphans: dict[str, str]) -> Leftover:
+    """Returns keys that a script removes if they still have no owner.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the accumulator.
+        why: the cause.
+        incarnation: the incarnation of the existing accumulator; "" if there is none.
+        orphans: key → its owner, in the form that ``lua/remove_orphans.lua`` expects.
+    """
+
+    def remove() -> int:
+        scripts, removed = Scripts(transport, keys, OF_ACCUMULATORS, incarnation=incarnation), 0
+        for start in range(0, len(orphans), KEYS_PER_CALL):
+            some = dict(list(orphans.items())[start : start + KEYS_PER_CALL])
+            reply = scripts.remove_orphans(garbage=list(some), owners=list(some.values()))
+            removed += reply.number if reply.outcome == "removed" else 0
         return removed
-    if leftover.why in ("acknowledged", "attempts", "blobs"):
-        return _finish(transport, leftover)
-    removed = 0
-    items = list(leftover.keys.items())
-    for start in range(0, len(items), KEYS_PER_CALL):
-        some = dict(items[start : start + KEYS_PER_CALL])
-        reply = scripts.remove_orphans(garbage=list(some), owners=list(some.values()))
-        removed += reply.number if reply.outcome == "removed" else 0
+
+    return Leftover(keys.name, why, list(orphans), remove)
+
+
+def _remove_name(transport: Transport, name: bytes) -> int:
+    removed = int(transport.call("SREM", NAMES, name)) if not _is_used(transport, name) else 0
+    if removed and _is_used(transport, name):
+        # The accumulator was created, and its name listed, after the first EXISTS and before SREM.
+        transport.call("SADD", NAMES, name)
+        removed = 0
     return removed
 
 
-def _unused(transport: Transport, leftover: Leftover) -> list[str]:
-    """Returns which parts of blobs in partitions nothing lists, and never will.
+def _remove_blobs(transport: Transport, keys: ParameterKeys, blobs: Mapping[str, str]) -> int:
+    """Removes parts of blobs in partitions that nothing lists, and never will.
 
     After a failover to a replica that lagged behind, the leader may have forgotten an update that its chief is about to
     register again, under the same id. So the numbers of the blobs are used up before it is asked once more.
     """
-    keys = ParameterKeys(leftover.name)
     try:
-        if not use_up_numbers(transport, keys, max(map(_number_of, leftover.keys.values()))):
-            return []
+        if not use_up_numbers(transport, keys, max(map(_number_of, blobs.values()))):
+            return 0
         held = _held_blobs(transport, keys)
     except (CorruptDataError, NotFoundError):
-        return []
-    return [] if held is None else [key for key, blob in leftover.keys.items() if blob not in held]
+        return 0
+    return 0 if held is None else _unlink(transport, [key for key, blob in blobs.items() if blob not in held])
 
 
 def _number_of(blob: str) -> int:
@@ -437,24 +413,24 @@ def _number_of(blob: str) -> int:
     return int(number) if number.isdecimal() and len(number) <= 15 else 0
 
 
-def _finish(transport: Transport, leftover: Leftover) -> int:
-    """Finishes an acknowledgement, or sweeps attempts. Returns 1 if anything was left to do."""
-    if leftover.why == "blobs":
-        return _end_attempts(transport, read_partitions(transport, ParameterKeys(leftover.name)))
-    keys = with_partitions(transport, Keys(leftover.name))
-    if leftover.why == "attempts":
-        return _end_attempts(transport, keys)
-    scripts = Scripts(transport, keys, OF_ACCUMULATORS, incarnation=leftover.incarnation)
-    return int(finish_acknowledgement(keys, scripts, leftover.token))
+def _acknowledge(transport: Transport, keys: Keys, incarnation: str, token: str) -> int:
+    """Finishes an acknowledgement. Returns 1 if anything was left to do."""
+    keys = with_partitions(transport, keys)
+    return int(finish_acknowledgement(keys, Scripts(transport, keys, OF_ACCUMULATORS, incarnation=incarnation), token))
 
 
-def _end_attempts(transport: Transport, keys: PartitionedKeys) -> int:
-    """Removes the parts of attempts that are over. Returns 1 if there were any."""
-    if keys.partitions:
-        return int(sweep(transport, keys) > 0)
-    # The attempts belong to an earlier incarnation, whose partitions are no longer listed. If another one with
-    # partitions has just begun, this gives its attempts up, and their writers begin new ones.
-    return int(transport.call("UNLINK", keys.attempts))
+def _attempts(transport: Transport, keys: Of, why: str, read: Callable[[Transport, Of], PartitionedKeys]) -> Leftover:
+    """Returns the attempts that are over, which are removed with their parts; ``read`` adds the partitions to keys."""
+
+    def remove() -> int:
+        current = read(transport, keys)
+        if current.partitions:
+            return int(sweep(transport, current) > 0)
+        # The attempts belong to an earlier incarnation, whose partitions are no longer listed. If another one with
+        # partitions has just begun, this gives its attempts up, and their writers begin new ones.
+        return int(transport.call("UNLINK", keys.attempts))
+
+    return Leftover(keys.name, why, [keys.attempts], remove)
 
 
 def _unlink(transport: Transport, objects: list[str]) -> int:

@@ -13,8 +13,6 @@ import click
 from redisacc import __version__
 from redisacc._text import MESSAGE, printable
 
-__all__ = ["COMMANDS", "main"]
-
 # Name → module, and what `redisacc --help` says, which imports none of them. A command without a text is not listed.
 COMMANDS = {
     "acl": ("acl", "Print access rules (ACL) for a user of the server, or load them."),

@@ -12,10 +12,9 @@ from redisacc._wire import script_loader
 from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError, InvalidArgumentError
 from redisacc.tools.admin.acl import ROLES, rules
-from redisacc.tools.cli.shared.options import command, transport_of
-from redisacc.tools.cli.shared.output import echo_json, echo_wrapped
-
-__all__ = ["acl"]
+from redisacc.tools.cli.shared.failures import refuse
+from redisacc.tools.cli.shared.options import command, the_server
+from redisacc.tools.cli.shared.output import echo_json, given, report
 
 
 @command()
@@ -44,8 +43,6 @@ def acl(
     as_file: bool,
     load: bool,
     redis62: bool,
-    url: str | None,
-    as_json: bool,
     **allowed: bool,
 ) -> None:
     """Print the rules that let a user of the server do one job, and no more, on the accumulators that match PATTERN.
@@ -72,10 +69,11 @@ def acl(
     \b
       redisacc acl --load
     """
-    if (role is None or pattern is None) and (role is not None or not load):
-        raise click.UsageError("give a ROLE and a PATTERN, or --load without them")
-    if load and as_file:
-        raise click.UsageError("give --load or --file, not both")
+    refuse(
+        (role is None or pattern is None) and (role is not None or not load),
+        "give a ROLE and a PATTERN, or --load without them",
+    )
+    refuse(load and as_file, "give --load or --file, not both")
     name, found = "", list[str]()
     if role is not None and pattern is not None:
         name = user or f"redisacc-{role}"
@@ -86,11 +84,13 @@ def acl(
         except InvalidArgumentError as error:
             raise click.BadParameter(str(error), param_hint="PATTERN") from None
     if load:
-        transport = transport_of(url)
+        transport = the_server()
         if name:
             transport.on_masters([("ACL", "SETUSER", name, *found)], timeout=durations.opening)
-        _report_loaded(_load_scripts(transport), name, as_json=as_json)
-    elif as_json:
+        scripts = _load_scripts(transport)
+        rules_of = f"set the rules of {name}, and " if name else ""
+        report(scripts, f"{rules_of}loaded {len(scripts)} scripts: {', '.join(scripts)}")
+    elif given("json"):
         echo_json({"user": name, "rules": found})
     elif as_file:
         click.echo(" ".join(["user", name, *found]))
@@ -113,11 +113,3 @@ def _load_scripts(transport: Transport) -> dict[str, str]:
                     f"{address}: SCRIPT LOAD of {script.name} replied {shown(reply)} instead of {script.sha}"
                 )
     return {script.name: script.sha for script in scripts}
-
-
-def _report_loaded(scripts: dict[str, str], user: str, *, as_json: bool) -> None:
-    if as_json:
-        echo_json(scripts)
-        return
-    rules_of = f"set the rules of {user}, and " if user else ""
-    echo_wrapped(f"{rules_of}loaded {len(scripts)} scripts: {', '.join(scripts)}")

@@ -27,7 +27,7 @@ from redisacc._text import age_text, printable, shown
 from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError, NotFoundError
 from redisacc.tools.admin.catalog import escape_glob, list_names
-from redisacc.tools.cli.shared.failures import NOT_FOUND, fail
+from redisacc.tools.cli.shared.failures import NOT_FOUND, fail, refuse
 from redisacc.tools.cli.shared.options import (
     Seconds,
     command,
@@ -36,12 +36,10 @@ from redisacc.tools.cli.shared.options import (
     name_argument,
     names_argument,
     targets_of,
-    transport_of,
+    the_server,
 )
-from redisacc.tools.cli.shared.output import echo_json, echo_wrapped
+from redisacc.tools.cli.shared.output import echo_wrapped, report
 from redisacc.tools.monitoring.facts import count_text
-
-__all__ = ["finish", "rm", "set"]
 
 _STEP = "step"
 # The name before the "=" → the type of its value. All but the step are arguments of `set_quorum`.
@@ -74,9 +72,7 @@ def _change(
 @name_argument
 @click.argument("change", metavar="[NAME=VALUE]...", nargs=-1, callback=_change)
 @click.option("--forget", metavar="WORKER", help="Forget a worker that will not return.")
-def set(  # noqa: A001 - named as the command
-    *, name: str, change: dict[str, Any], forget: str | None, url: str | None, yes: bool, as_json: bool
-) -> None:
+def set(*, name: str, change: dict[str, Any], forget: str | None) -> None:  # noqa: A001 - named as the command
     """Change how many gradients a step waits for, and how long; set the step; or forget a worker.
 
     least is how many gradients a step needs, grace for how many seconds it then waits for more, and most how many end
@@ -103,71 +99,66 @@ def set(  # noqa: A001 - named as the command
     \b
       redisacc set embeddings --forget spot-17:4242
     """
-    if (forget is None) == (not change) or (_STEP in change and len(change) > 1):
-        raise click.UsageError("give numbers of the quorum, such as least=3; or step=N alone; or --forget WORKER alone")
+    refuse(
+        (forget is None) == (not change) or (_STEP in change and len(change) > 1),
+        "give numbers of the quorum, such as least=3; or step=N alone; or --forget WORKER alone",
+    )
     # Held until the handle holds it, so that both use the same connections.
-    transport = transport_of(url)
+    transport = the_server()
     if forget is not None:
-        _forget(transport, keys_of(name), forget, as_json=as_json)
+        _forget(transport, keys_of(name), forget)
         return
     accumulator = open_existing(keys_of(name), redis=transport)
     if _STEP in change:
-        before = _confirm_step(name, accumulator.info(), change[_STEP], yes=yes)
+        before = _confirm_step(name, accumulator.info(), change[_STEP])
         accumulator.set_global_step(change[_STEP])
-        if as_json:
-            echo_json({"before": before, "global_step": change[_STEP]})
-        else:
-            click.echo(f"the step is now {change[_STEP]}; it was {before}")
+        report({"before": before, "global_step": change[_STEP]}, f"the step is now {change[_STEP]}; it was {before}")
         return
     quorum = accumulator.quorum()
     accumulator.set_quorum(**change)
     after = accumulator.quorum()
-    if as_json:
-        echo_json({"before": dataclasses.asdict(quorum), "quorum": dataclasses.asdict(after)})
-    else:
-        click.echo(f"{printable(name)}: {str(after) or 'none'} (before: {str(quorum) or 'none'})")
+    report(
+        {"before": dataclasses.asdict(quorum), "quorum": dataclasses.asdict(after)},
+        f"{printable(name)}: {str(after) or 'none'} (before: {str(quorum) or 'none'})",
+    )
 
 
-def _confirm_step(name: str, info: AccumulatorInfo, step: int, *, yes: bool) -> int:
+def _confirm_step(name: str, info: AccumulatorInfo, step: int) -> int:
     """Asks before the step is lowered, or passes over a round that is not empty. Returns the step until now."""
     before = info.global_step
     if step < before:
-        confirm(f"Lower the step of {printable(name)} from {before} to {step} and accept old gradients again?", yes=yes)
+        confirm(f"Lower the step of {printable(name)} from {before} to {step} and accept old gradients again?")
     elif step > before and info.num_accumulated:
         gradients = count_text(info.num_accumulated, "gradient")
         echo_wrapped(f"the round of step {before} has {gradients}, which would count for step {step}", err=True)
-        confirm(f"Set the step of {printable(name)} to {step}?", yes=yes)
+        confirm(f"Set the step of {printable(name)} to {step}?")
     return before
 
 
-def _forget(transport: Transport, keys: Keys, worker: str, *, as_json: bool) -> None:
+def _forget(transport: Transport, keys: Keys, worker: str) -> None:
     worker = validation.text(worker, "WORKER", max_bytes=200)
     info = read_info(transport, keys)
     known = {each.name: each for each in info.known_workers}
     if not forget_worker(transport, keys, info.incarnation, worker):
         fail(f"{shown(keys.name)} knows no worker {shown(worker)}{did_you_mean(worker, known)}", NOT_FOUND)
-    if as_json:
-        echo_json({"name": keys.name, "forgotten": worker})
-        return
     seen = f", last seen {age_text(info.read_at, known[worker].seen_at)} ago" if worker in known else ""
-    echo_wrapped(f"{printable(keys.name)} has forgotten {printable(worker)}{seen}")
+    text = f"{printable(keys.name)} has forgotten {printable(worker)}{seen}"
+    report({"name": keys.name, "forgotten": worker}, text)
 
 
 @command()
 @name_argument
-def finish(*, name: str, url: str | None, as_json: bool) -> None:
+def finish(*, name: str) -> None:
     """End a training run: the loops of all processes end after the same step, within a second.
 
     Nothing is lost: a round that is complete still counts, and the parameters stay. If you start the program again, it
     continues up to its last step.
     """
-    with Parameters(keys_of(name).name, redis=transport_of(url)) as parameters:
+    with Parameters(keys_of(name).name, redis=the_server()) as parameters:
         parameters.finish()
         step = parameters.step()
-    if as_json:
-        echo_json({"finished": True, "step": step})
-    else:
-        echo_wrapped(f"{printable(name)} is finished at step {step}: the loops of its processes end within a second")
+    text = f"{printable(name)} is finished at step {step}: the loops of its processes end within a second"
+    report({"finished": True, "step": step}, text)
 
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -192,9 +183,7 @@ class _Age(click.ParamType[datetime.timedelta]):
     help="Delete only names without activity for that long, such as 12h or 30d: all of them, or those that match NAME, "
     "which may then be a glob. Names with a leader or a waiting taker are kept.",
 )
-def rm(
-    *, names: tuple[str, ...], older_than: datetime.timedelta | None, url: str | None, yes: bool, as_json: bool
-) -> None:
+def rm(*, names: tuple[str, ...], older_than: datetime.timedelta | None) -> None:
     """Delete accumulators and parameters, and everything in them, for every process.
 
     If an accumulator and parameters have the same name, both are deleted. Handles on them raise errors from then on. If
@@ -204,17 +193,16 @@ def rm(
       redisacc rm embeddings
       redisacc rm 'test-*' --older-than 30d
     """
-    if not names and older_than is None:
-        raise click.UsageError("give the name of at least one accumulator, or --older-than AGE")
-    transport = transport_of(url)
+    refuse(not names and older_than is None, "give the name of at least one accumulator, or --older-than AGE")
+    transport = the_server()
     wanted = _targets(transport, names, older_than)
     found = [(keys, contents) for keys in wanted if (contents := _old_enough(transport, keys, older_than))]
     if not found and older_than is not None:
-        _report_deleted([], as_json=as_json)
+        _report_deleted([])
         return
     for keys, contents in found:
         echo_wrapped(f"{printable(keys.name)}: {'; '.join(of.text for of in contents)}", err=True)
-    confirm("Delete this for every process?", yes=yes)
+    confirm("Delete this for every process?")
     deleted = []
     for keys, contents in found:
         # While the question was on the screen, somebody may have begun to use it again.
@@ -222,14 +210,12 @@ def rm(
             for of in contents:
                 of.delete()
             deleted.append(keys.name)
-    _report_deleted(deleted, as_json=as_json)
+    _report_deleted(deleted)
 
 
-def _report_deleted(names: Sequence[str], *, as_json: bool) -> None:
-    if as_json:
-        echo_json({"removed": names})
-    else:
-        echo_wrapped(f"deleted {', '.join(map(printable, names))}" if names else "there is nothing that old")
+def _report_deleted(names: Sequence[str]) -> None:
+    text = f"deleted {', '.join(map(printable, names))}" if names else "there is nothing that old"
+    report({"removed": names}, text)
 
 
 def _targets(transport: Transport, names: Sequence[str], older_than: datetime.timedelta | None) -> list[Keys]:

@@ -22,17 +22,15 @@ from redisacc._training.checkpointer import read_published, training_of
 from redisacc._wire.transport import Transport
 from redisacc.errors import ConflictError
 from redisacc.tools.cli.shared.failures import NOT_FOUND, fail
-from redisacc.tools.cli.shared.options import NonEmptyPath, command, keys_of, name_argument, transport_of
-from redisacc.tools.cli.shared.output import echo_json, echo_wrapped
+from redisacc.tools.cli.shared.options import NonEmptyPath, command, keys_of, name_argument, the_server
+from redisacc.tools.cli.shared.output import report
 from redisacc.tools.monitoring.facts import bytes_text
-
-__all__ = ["checkpoint", "restore"]
 
 
 @command()
 @name_argument
 @click.argument("file", type=NonEmptyPath(str))
-def checkpoint(*, name: str, file: str, url: str | None, as_json: bool) -> None:
+def checkpoint(*, name: str, file: str) -> None:
     """Write the published parameters, the chief's state and the step into FILE.
 
     The run may continue meanwhile. FILE is in the format of safetensors. An existing file is replaced; after a crash,
@@ -42,22 +40,22 @@ def checkpoint(*, name: str, file: str, url: str | None, as_json: bool) -> None:
     \b
       redisacc checkpoint mnist mnist-final.safetensors
     """
-    transport, keys = transport_of(url), keys_of(name)
+    transport, keys = the_server(), keys_of(name)
     found = read_published(transport, keys.name)
     if found is None:
         fail(f"nothing has been published under the name {printable(keys.name)}", NOT_FOUND)
     nbytes, sha256 = write_file(place_of(file), found)
-    if as_json:
-        echo_json({"file": file, "step": found.step, "bytes": nbytes, "sha256": sha256})
-    else:
-        echo_wrapped(f"wrote step {found.step} of {printable(keys.name)} to {printable(file)}: {bytes_text(nbytes)}")
+    report(
+        {"file": file, "step": found.step, "bytes": nbytes, "sha256": sha256},
+        f"wrote step {found.step} of {printable(keys.name)} to {printable(file)}: {bytes_text(nbytes)}",
+    )
 
 
 @command()
 @name_argument
 @click.argument("file", type=NonEmptyPath(str))
 @click.option("--force", is_flag=True, help="Go back to an earlier step: delete the run first.")
-def restore(*, name: str, file: str, force: bool, url: str | None, as_json: bool) -> None:
+def restore(*, name: str, file: str, force: bool) -> None:
     """Publish the parameters, the state and the step in FILE, so that a chief continues from them.
 
     FILE is a checkpoint, or its address, that `redisacc checkpoint` or a chief has written, of any run. The command
@@ -68,7 +66,7 @@ def restore(*, name: str, file: str, force: bool, url: str | None, as_json: bool
       redisacc restore mnist checkpoints/step-00012000.safetensors
     """
     found = read_file(place_of(file))
-    transport, keys = transport_of(url), keys_of(name)
+    transport, keys = the_server(), keys_of(name)
     who = f"redisacc restore {host_and_process(os.getpid())}"
     crew = Crew(transport, keys.name, holder=secrets.token_hex(8), who=who)
     # Held until the checkpoint is published, so that no chief begins meanwhile.
@@ -76,24 +74,20 @@ def restore(*, name: str, file: str, force: bool, url: str | None, as_json: bool
     if taken is not None:
         fail(f"{taken.who} is the chief of {printable(keys.name)}: stop it first")
     try:
-        before = _publish(transport, keys, found, who, url, force=force)
+        before = _publish(transport, keys, found, who, force=force)
     finally:
         crew.release("chief", timeout=2.0)
-    if as_json:
-        echo_json({"before": before, "step": found.step})
-    else:
-        echo_wrapped(f"published step {found.step} of {printable(file)} as {printable(keys.name)}")
+    text = f"published step {found.step} of {printable(file)} as {printable(keys.name)}"
+    report({"before": before, "step": found.step}, text)
 
 
-def _publish(
-    transport: Transport, keys: Keys, found: Checkpoint, who: str, url: str | None, *, force: bool
-) -> int | None:
+def _publish(transport: Transport, keys: Keys, found: Checkpoint, who: str, *, force: bool) -> int | None:
     """Publishes a checkpoint. Returns the step that was published before."""
     is_snapshot, name = training_of(found.state) is not None, keys.name
     if is_snapshot:
         # Its training begins with it, and publishes mean gradients under the name.
         name, found = name + SNAPSHOT, replace(found, state={**found.state, TRAINING: np.zeros(0, np.uint8)})
-    with Parameters(keys.name, redis=url, publisher=who) as parameters:
+    with Parameters(keys.name, redis=transport, publisher=who) as parameters:
         before = parameters.step()
         try:
             if (before is None or before <= found.step) and not is_snapshot:
@@ -108,7 +102,7 @@ def _publish(
         if incarnation is not None:
             delete(transport, keys, incarnation.decode("ascii", "replace"))
         parameters.delete()
-    with Parameters(name, redis=url, publisher=who) as parameters:
+    with Parameters(name, redis=transport, publisher=who) as parameters:
         if is_snapshot:
             parameters.delete()
             parameters._forget()

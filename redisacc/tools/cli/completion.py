@@ -7,8 +7,6 @@ from click.shell_completion import get_completion_class
 
 from redisacc.tools.cli.shared.options import HELP
 
-__all__ = ["completion"]
-
 
 @click.command(context_settings=HELP)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))

@@ -30,8 +30,6 @@ from redisacc.tools.launch.run import Run, places
 from redisacc.tools.launch.server_keeper import ServerKeeper
 from redisacc.tools.monitoring.facts import count_text
 
-__all__ = ["demo"]
-
 # Words of the default text whose neighbors a reader can judge.
 _WORDS = ("exception", "list", "float", "async", "true", "import")
 
@@ -72,8 +70,9 @@ def demo(settings: Settings, corpus: Corpus, text: tuple[Path, ...], words: tupl
         transport = transport_of(address)
         try:
             members = places(chief=True, workers=settings.workers, first_worker=0, total_workers=settings.workers)
-            keeper = ServerKeeper(server, Restarts(5), keeps_data=False)
-            run = Run(members, program, environment, restarts=lambda: Restarts(5), grace=10, look=keeper.look)
+            run = Run(members, program, environment, restarts=lambda: Restarts(5), grace=10)
+            if server:
+                run.look = ServerKeeper(server, Restarts(5), keeps_data=False).look
             if code := run.wait():
                 raise SystemExit(code)
             _, parameters = redisacc.Parameters(name, redis=address).wait()

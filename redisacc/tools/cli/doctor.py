@@ -13,23 +13,21 @@ from redisacc import __version__
 from redisacc._clock import durations
 from redisacc._text import printable
 from redisacc._wire.transport import Transport, limited
-from redisacc.tools.admin.garbage import WORDS, find_garbage, remove_garbage
+from redisacc.tools.admin.garbage import WORDS, find_garbage
 from redisacc.tools.cli.checks import Finding, ok, server
 from redisacc.tools.cli.checks.cluster import examine_cluster, examine_moves, examine_partitions
 from redisacc.tools.cli.checks.reducers import examine_reducers
-from redisacc.tools.cli.shared.failures import FAILED
-from redisacc.tools.cli.shared.options import command, confirm, keys_of, transport_of
-from redisacc.tools.cli.shared.output import console, echo_json, print_table
+from redisacc.tools.cli.shared.failures import FAILED, refuse
+from redisacc.tools.cli.shared.options import command, confirm, keys_of, the_server
+from redisacc.tools.cli.shared.output import console, echo_json, given, print_table
 from redisacc.tools.monitoring.facts import bytes_text, count_text
-
-__all__ = ["doctor"]
 
 
 @command(yes=True)
 @click.argument("name", required=False)
 @click.option("--fix", is_flag=True, help="Remove garbage: keys that nothing uses. Shows it, and asks first.")
 @click.option("--dry-run", is_flag=True, help="With --fix: show the garbage and remove nothing.")
-def doctor(*, name: str | None, fix: bool, dry_run: bool, url: str | None, yes: bool, as_json: bool) -> None:
+def doctor(*, name: str | None, fix: bool, dry_run: bool) -> None:
     """Check whether a server suits accumulators, and suggest changes; or remove garbage.
 
     The checks are version, role, eviction, memory, persistence, access, Lua, clock, latency, reducers and a trial. The
@@ -52,14 +50,13 @@ def doctor(*, name: str | None, fix: bool, dry_run: bool, url: str | None, yes: 
       redisacc doctor
       redisacc doctor --fix
     """
-    if not fix and (name is not None or dry_run or yes):
-        raise click.UsageError("NAME, --dry-run and --yes need --fix")
-    transport = transport_of(url)
+    refuse(not fix and (name is not None or dry_run or given("yes")), "NAME, --dry-run and --yes need --fix")
+    transport = the_server()
     if fix:
-        _fix(transport, name, dry_run=dry_run, yes=yes, as_json=as_json)
+        _fix(transport, name, dry_run=dry_run)
         return
-    findings = list(_examine(transport, url))
-    if as_json:
+    findings = list(_examine(transport))
+    if given("json"):
         echo_json([{"what": what, **vars(finding)} for what, finding in findings])
     else:
         _print(findings)
@@ -67,7 +64,7 @@ def doctor(*, name: str | None, fix: bool, dry_run: bool, url: str | None, yes: 
         raise SystemExit(FAILED)
 
 
-def _examine(transport: Transport, url: str | None) -> Iterator[tuple[str, Finding]]:
+def _examine(transport: Transport) -> Iterator[tuple[str, Finding]]:
     """Runs the checks one after the other and yields the name of each, and what it found."""
     yield "client", ok(f"redisacc {__version__}, redis-py {redis_py.__version__}, {transport.address}")
     servers, silent = server.servers_of(transport)
@@ -83,7 +80,7 @@ def _examine(transport: Transport, url: str | None) -> Iterator[tuple[str, Findi
                 yield "partitions", examine_partitions(transport)
         for what, check in server.OF_EACH.items():
             yield from ((what, finding) for finding in server.of_each(check, servers))
-        yield "access", server.access(transport, url)
+        yield "access", server.access(transport, given("url"))
         yield "lua", server.lua(transport)
         yield "clock", server.clock(transport)
         yield "latency", server.latency(transport)
@@ -105,23 +102,24 @@ def _print(findings: list[tuple[str, Finding]]) -> None:
             click.echo(f"{head}  {line}")
 
 
-def _fix(transport: Transport, name: str | None, *, dry_run: bool, yes: bool, as_json: bool) -> None:
+def _fix(transport: Transport, name: str | None, *, dry_run: bool) -> None:
     """Shows the garbage, and removes it after a question."""
     found = find_garbage(transport, None if name is None else keys_of(name).name)
-    removing = bool(found) and not dry_run and (yes or not as_json)
+    as_json = given("json")
+    removing = bool(found) and not dry_run and (given("yes") or not as_json)
     if not as_json and not found:
         click.echo("no garbage")
     elif not as_json:
         print_table(
             ["NAME", "GARBAGE", ">KEYS", ">BYTES"],
-            [[of.name, WORDS[of.why], str(len(of.keys)), bytes_text(of.nbytes)] for of in found],
+            [[of.name, WORDS[of.why], len(of.keys), bytes_text(of.nbytes)] for of in found],
         )
     removed = 0
     if removing:
-        confirm("Remove all of this garbage?", yes=yes)
+        confirm("Remove all of this garbage?")
         with Progress(console=console(stderr=True), transient=True, disable=as_json) as progress:
             for leftover in progress.track(found, description="removing"):
-                removed += remove_garbage(transport, leftover)
+                removed += leftover.remove()
     if as_json:
         leftovers = [{"name": of.name, "why": of.why, "keys": sorted(of.keys), "bytes": of.nbytes} for of in found]
         echo_json({"leftovers": leftovers, "removed": removed})

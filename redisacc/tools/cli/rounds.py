@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import click
+from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from redisacc._arrays.encodings import Encoding
@@ -24,7 +24,7 @@ from redisacc._protocol.lifecycle.info import read_info
 from redisacc._text import age_text, printable, shown
 from redisacc._wire.transport import Transport
 from redisacc.errors import ConflictError, RedisAccError
-from redisacc.tools.cli.shared.failures import STALE, fail
+from redisacc.tools.cli.shared.failures import STALE, fail, refuse
 from redisacc.tools.cli.shared.gradient_files import GradientFiles
 from redisacc.tools.cli.shared.options import (
     Seconds,
@@ -33,12 +33,10 @@ from redisacc.tools.cli.shared.options import (
     keys_of,
     name_argument,
     output_option,
-    transport_of,
+    the_server,
 )
-from redisacc.tools.cli.shared.output import console, echo_json, echo_wrapped, print_table
+from redisacc.tools.cli.shared.output import console, echo_json, echo_wrapped, given, print_table, report
 from redisacc.tools.monitoring.facts import count_text
-
-__all__ = ["apply", "take"]
 
 _NOTHING = "every round that was taken has been acknowledged"
 
@@ -62,9 +60,6 @@ def take(
     discard: bool,
     recover: bool,
     token: str | None,
-    url: str | None,
-    yes: bool,
-    as_json: bool,
     worker: str | None,
     **waits: Any,
 ) -> None:
@@ -89,26 +84,26 @@ def take(
       redisacc take embeddings 4 --output round.npz --timeout 60
       redisacc take embeddings --recover --output round.npz
     """
-    if recover and (worker is not None or any(value is not None for value in waits.values())):
-        raise click.UsageError("--recover does not wait, so it goes without NUM_REQUIRED and the options of waiting")
-    if token is not None and not recover:
-        raise click.UsageError("--token needs --recover")
-    keys, transport = keys_of(name), transport_of(url)
+    refuse(
+        recover and (worker is not None or any(value is not None for value in waits.values())),
+        "--recover does not wait, so it goes without NUM_REQUIRED and the options of waiting",
+    )
+    refuse(token is not None and not recover, "--token needs --recover")
+    keys, transport = keys_of(name), the_server()
     if recover and output is None and not discard:
-        _list_unacknowledged(transport, keys, token, as_json=as_json)
+        _list_unacknowledged(transport, keys, token)
         return
-    if (output is None) == (not discard):
-        raise click.UsageError("give either --output FILE or --discard, which throws the gradient away")
-    accumulator = open_existing(keys, redis=url, worker=worker)
+    refuse((output is None) == (not discard), "give either --output FILE or --discard, which throws the gradient away")
+    accumulator = open_existing(keys, redis=transport, worker=worker)
     files = None if output is None else GradientFiles(accumulator)
     if files is not None and output is not None:
         files.check(output)
     if recover:
-        token = _confirm_recovery(transport, keys, token, discard=discard, yes=yes)
+        token = _confirm_recovery(transport, keys, token, discard=discard)
         source: Any = accumulator.recover(token)
     else:
         if discard:
-            confirm(f"Take the next round of {printable(name)} and discard its gradient for good?", yes=yes)
+            confirm(f"Take the next round of {printable(name)} and discard its gradient for good?")
         source = accumulator.take(**waits)
     wanted = waits["num_required"] or (None if waits["min_weight"] is None else 1)
     with _naming_file(output), contextlib.nullcontext() if recover else _waiting(accumulator, wanted), source as taken:
@@ -117,13 +112,13 @@ def take(
         if files is not None and output is not None:
             files.write(taken.gradient, output)
     verb = "discarded" if discard else "recovered" if recover else "took"
-    _report(verb, taken, output, as_json=as_json)
+    _report(verb, taken, output)
 
 
-def _list_unacknowledged(transport: Transport, keys: Keys, token: str | None, *, as_json: bool) -> None:
+def _list_unacknowledged(transport: Transport, keys: Keys, token: str | None) -> None:
     info = read_info(transport, keys)
     rounds = [taken for taken in info.unacknowledged if token in (None, taken.token)]
-    if as_json:
+    if given("json"):
         echo_json([vars(taken) for taken in rounds])
     elif not rounds:
         echo_wrapped(_NOTHING, err=True)
@@ -131,16 +126,13 @@ def _list_unacknowledged(transport: Transport, keys: Keys, token: str | None, *,
         print_table(
             [">STEP", ">GRADIENTS", ">AGE", "TAKER", "TOKEN"],
             [
-                [
-                    *map(str, (of.global_step, of.num_accumulated)),
-                    *(age_text(info.read_at, of.granted_at), of.taker, of.token),
-                ]
+                [of.global_step, of.num_accumulated, age_text(info.read_at, of.granted_at), of.taker, of.token]
                 for of in rounds
             ],
         )
 
 
-def _confirm_recovery(transport: Transport, keys: Keys, token: str | None, *, discard: bool, yes: bool) -> str:
+def _confirm_recovery(transport: Transport, keys: Keys, token: str | None, *, discard: bool) -> str:
     """Returns the token of the round that is recovered, after a question."""
     info = read_info(transport, keys)
     chosen = next((taken for taken in info.unacknowledged if token in (None, taken.token)), None)
@@ -152,7 +144,7 @@ def _confirm_recovery(transport: Transport, keys: Keys, token: str | None, *, di
         err=True,
     )
     effect = "This discards the round for good." if discard else "The taker loses this round."
-    confirm(f"{effect} Continue only if its taker is dead.", yes=yes)
+    confirm(f"{effect} Continue only if its taker is dead.")
     return chosen.token
 
 
@@ -169,10 +161,10 @@ def _naming_file(output: Path | None) -> Iterator[None]:
         fail(f"{error}. {where} has received it all the same")
 
 
-def _report(verb: str, taken: Round[Any], output: Path | None, *, as_json: bool) -> None:
+def _report(verb: str, taken: Round[Any], output: Path | None) -> None:
     """Prints a line about a round, or JSON; to standard error if standard output holds the gradient."""
     to_stdout = str(output) == "-"
-    if as_json and not to_stdout:
+    if given("json") and not to_stdout:
         facts = {name: getattr(taken, name) for name in ("global_step", "num_accumulated", "total_weight", "workers")}
         echo_json({**facts, "file": None if output is None else str(output)})
         return
@@ -198,28 +190,19 @@ def _waiting(accumulator: ConditionalAccumulatorBase[Any], num_required: int | N
         TextColumn("{task.completed} of {task.total}", markup=False),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=out, expand=True, transient=True) as bar:
-        task = bar.add_task("waiting", total=num_required)
 
-        def update() -> None:
-            total = num_required or accumulator.quorum().least or 1
-            bar.update(task, total=total, completed=min(accumulator.num_accumulated(), total))
+    class Filling(Progress):
+        def get_renderables(self) -> Iterable[RenderableType]:
+            with contextlib.suppress(RedisAccError):
+                for task in self.tasks:
+                    total = num_required or accumulator.quorum().least or 1
+                    self.update(task.id, total=total, completed=min(accumulator.num_accumulated(), total))
+            yield from super().get_renderables()
 
-        update()
-        stop = threading.Event()
-
-        def follow() -> None:
-            while not stop.wait(0.3):
-                with contextlib.suppress(RedisAccError):
-                    update()
-
-        thread = threading.Thread(target=follow, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
+    bar = Filling(*columns, console=out, expand=True, transient=True, refresh_per_second=3)
+    bar.add_task("waiting", total=num_required)
+    with bar:
+        yield
 
 
 def _metrics_of(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> dict[str, float] | None:
@@ -252,7 +235,7 @@ def _metrics_of(_context: click.Context, _option: click.Parameter, given: tuple[
     help="Step that the gradient was computed for.  [default: the current one]",
 )
 @click.option("--worker", metavar="NAME", help="Worker that the gradient is counted for.  [default: host:pid]")
-@click.option("--weight", type=float, default=1.0, metavar="W", help="Weight of the gradient.  [default: 1]")
+@click.option("--weight", type=float, default=1.0, metavar="W", help="Weight of the gradient.")
 @click.option(
     "--metric",
     "metrics",
@@ -267,9 +250,7 @@ def _metrics_of(_context: click.Context, _option: click.Parameter, given: tuple[
     type=click.Choice(get_args(Encoding)),
     help="How float32 elements are sent, and stored until they are added.  [default: float32]",
 )
-def apply(
-    *, name: str, file: str, local_step: int | None, worker: str | None, url: str | None, as_json: bool, **options: Any
-) -> None:
+def apply(*, name: str, file: str, local_step: int | None, worker: str | None, **options: Any) -> None:
     """Apply the gradient in FILE; - is standard input.
 
     A dense gradient is an .npy, or an .npz with the array "gradient". A sparse gradient is an .npz with "indices",
@@ -282,8 +263,8 @@ def apply(
       redisacc apply embeddings gradient.npz --worker laptop
       redisacc apply embeddings gradient.npz --metric loss=0.3 --metric top-5=0.9
     """
-    transport, keys = transport_of(url), keys_of(name)
-    accumulator = open_existing(keys, redis=url, worker=worker)
+    transport, keys = the_server(), keys_of(name)
+    accumulator = open_existing(keys, redis=transport, worker=worker)
     files = GradientFiles(accumulator)
     counted_for = worker or host_and_process(os.getpid())
     info = accumulator.info()
@@ -291,12 +272,9 @@ def apply(
     if counted_for not in {known.name for known in info.known_workers}:
         # A worker that exists for one gradient would be expected in every later round.
         forget_worker(transport, keys, info.incarnation, counted_for)
-    if as_json:
-        facts = {name: getattr(result, name) for name in ("outcome", "global_step", "num_accumulated")}
-        echo_json({**facts, "local_step": step})
-    else:
-        gradients = count_text(result.num_accumulated, "gradient")
-        click.echo(f"{result.outcome}: step {result.global_step}, {gradients} in the round")
+    facts = {name: getattr(result, name) for name in ("outcome", "global_step", "num_accumulated")}
+    gradients = count_text(result.num_accumulated, "gradient")
+    report({**facts, "local_step": step}, f"{result.outcome}: step {result.global_step}, {gradients} in the round")
     if not result:
         why = {
             "stale": f"it is for step {step}, and the step is {result.global_step}",

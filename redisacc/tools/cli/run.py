@@ -6,10 +6,10 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import click
@@ -20,16 +20,15 @@ from redisacc._text import MESSAGE, printable, shown
 from redisacc._wire.connect import DEFAULT_URL
 from redisacc.embedded import Server
 from redisacc.tools.cli.server import own_server
-from redisacc.tools.cli.shared.failures import fail, interrupts_raise
+from redisacc.tools.cli.shared.failures import fail, interrupts_raise, refuse
 from redisacc.tools.cli.shared.options import NonEmptyPath, Seconds, command, transport_of
-from redisacc.tools.cli.shared.several_hosts import SeveralHosts, several_hosts_options
-from redisacc.tools.launch.hosts.host import HostOptions, ThisHost
+from redisacc.tools.cli.shared.output import given
+from redisacc.tools.cli.shared.several_hosts import check_several_hosts, several_hosts_options, this_host
+from redisacc.tools.launch.hosts.host import ThisHost
 from redisacc.tools.launch.hosts.news import workers_text
 from redisacc.tools.launch.restarts import PERMANENT, WINDOW, Restarts
-from redisacc.tools.launch.run import VISIBLE_GPUS, CannotStartError, Look, Run, places
+from redisacc.tools.launch.run import VISIBLE_GPUS, CannotStartError, Run, places
 from redisacc.tools.launch.server_keeper import ServerKeeper
-
-__all__ = ["run"]
 
 # Each worker needs two pipes, and a process may usually have 1,024 descriptors.
 _MOST_WORKERS = 256
@@ -64,7 +63,6 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     "--first-worker",
     type=click.IntRange(0, MAX_WORKERS - 1),
     default=0,
-    show_default=True,
     metavar="K",
     help="Number of the first worker on this machine. Numbers must be distinct across machines.",
 )
@@ -91,7 +89,6 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     "--restarts",
     type=click.IntRange(0, 1_000_000),
     default=5,
-    show_default=True,
     metavar="N",
     help="How often a process that fails restarts within --restart-window. After one more failure, the run ends.",
 )
@@ -100,7 +97,6 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     # A year means the whole run.
     type=Seconds(1, 366 * 86400),
     default=WINDOW,
-    show_default=True,
     metavar="SECONDS",
     help="Time for which a failure counts against --restarts.",
 )
@@ -109,7 +105,6 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     type=click.IntRange(1, 255),
     multiple=True,
     default=PERMANENT,
-    show_default=True,
     metavar="CODE",
     help="Exit code of a program that would fail again: the run ends at once. May be repeated.",
 )
@@ -117,7 +112,6 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     "--grace",
     type=Seconds(0, 86400),
     default=10,
-    show_default=True,
     metavar="SECONDS",
     help="Time for workers to end after the chief has finished, and between SIGTERM and SIGKILL.",
 )
@@ -161,7 +155,6 @@ def run(
     server_dir: Path | None,
     durable: bool | None,
     server_port: int | None,
-    url: str | None,
     program: tuple[str, ...],
     **hosts: Any,
 ) -> None:
@@ -189,92 +182,72 @@ def run(
     \b
       redisacc run --first-worker 3 --workers 2 -- python train.py
     """
-    several = SeveralHosts(**hosts)
-    several.check()
+    check_several_hosts(**hosts)
+    url = given("url")
     is_given = context.get_parameter_source("url") is ParameterSource.COMMANDLINE
     has_server = with_server or server_dir is not None or server_port is not None
-    if has_server and is_given:
-        raise click.UsageError("give --redis or --server, not both")
-    if durable is not None and server_dir is None:
-        raise click.UsageError(
-            f"{'--durable' if durable else '--no-durable'} needs --server-dir: in a temporary directory, nothing "
-            "outlives the run"
-        )
+    refuse(has_server and is_given, "give --redis or --server, not both")
+    refuse(
+        durable is not None and server_dir is None,
+        f"{'--durable' if durable else '--no-durable'} needs --server-dir: in a temporary directory, nothing "
+        "outlives the run",
+    )
     is_durable = server_dir is not None and durable is not False
-    if not with_chief and not workers:
-        raise click.UsageError("there is nothing to run: give at least one worker, or --chief")
-    if several.hosts is not None:
-        _check_several(workers, first_worker, total_workers, with_server=with_server, server_port=server_port)
-    if first_worker + workers > (total_workers or MAX_WORKERS):
-        raise click.UsageError(
-            f"the last worker here has the number {first_worker + workers - 1}, because workers count from 0: that is "
-            f"too large for {total_workers or MAX_WORKERS} workers on all machines"
+    refuse(not with_chief and not workers, "there is nothing to run: give at least one worker, or --chief")
+    if hosts["hosts"] is not None:
+        refuse(not workers, "with --hosts, each host has at least one worker")
+        refuse(
+            first_worker or total_workers is not None,
+            "with --hosts, workers get their numbers from the hosts: leave out --first-worker and --total-workers",
         )
+        refuse(
+            with_server or server_port is not None,
+            "with --hosts, each host starts a node: leave out --server, and see --node-port",
+        )
+    refuse(
+        first_worker + workers > (total_workers or MAX_WORKERS),
+        f"the last worker here has the number {first_worker + workers - 1}, because workers count from 0: that is "
+        f"too large for {total_workers or MAX_WORKERS} workers on all machines",
+    )
     # A run has all workers, unless it is told otherwise, or only the later ones.
     if total_workers is None and workers and (has_server or with_chief or not first_worker):
         total_workers = first_worker + workers
     _check_program(program[0])
     visible = os.environ.get(VISIBLE_GPUS, "")
-    if gpus is not None and visible and gpus > len(visible.split(",")):
-        raise click.UsageError(f"--gpus is {gpus}, but {VISIBLE_GPUS} lists only {shown(visible)}")
+    refuse(
+        gpus is not None and visible and gpus > len(visible.split(",")),
+        f"--gpus is {gpus}, but {VISIBLE_GPUS} lists only {shown(visible)}",
+    )
 
-    def new_run(
-        members: Sequence[Place],
-        url: str,
-        look: Callable[[], Look | None],
-        companions: Mapping[str, Sequence[str]] = MappingProxyType({}),
-        lacks_hosts: Callable[[], bool] = lambda: False,
-    ) -> Run:
-        return Run(
-            members,
-            program,
-            # Lines appear when they are written, and not when a block of them is full.
-            {"PYTHONUNBUFFERED": "1", **os.environ, "REDISACC_URL": url},
-            gpus=gpus,
-            ranks=ranks,
-            restarts=lambda: new_restarts(lacks_hosts),
-            give_up_on=give_up_on,
-            grace=grace,
-            look=look,
-            companions=companions,
-        )
-
-    def new_restarts(lacks_hosts: Callable[[], bool] = lambda: False) -> Restarts:
-        return Restarts(restarts, restart_window, lacks_hosts)
-
+    restarts_of = partial(Restarts, restarts, restart_window)
+    new_run = partial(Run, command=program, gpus=gpus, ranks=ranks, give_up_on=give_up_on, grace=grace)
     try:
-        if several.hosts is None:
+        if hosts["hosts"] is None:
             members = places(chief=with_chief, workers=workers, first_worker=first_worker, total_workers=total_workers)
             with own_server(server_dir, server_port, durable=is_durable) if has_server else nullcontext() as server:
-                code = _run_alone(server, url, members, new_run, new_restarts(), keeps_data=server_dir is not None)
+                code = _run_alone(server, url, members, new_run, restarts_of, keeps_data=server_dir is not None)
         else:
-            options = several.options(
+            host = this_host(
+                **hosts,
                 workers=workers,
                 chief=with_chief,
                 nodes=not is_given,
                 program=program,
                 directory=server_dir,
                 durable=is_durable,
-                restarts=new_restarts,
+                restarts=restarts_of,
                 grace=grace,
+                say=lambda text: click.echo(f"redisacc | {printable(text, MESSAGE)}", err=True),
             )
-            code = _run_with_others(options, url if is_given else None, new_run)
+            code = _run_with_others(host, url if is_given else None, new_run)
     except CannotStartError as error:
         fail(str(error), error.exit_code)
     raise SystemExit(code)
 
 
-def _check_several(
-    workers: int, first_worker: int, total_workers: int | None, *, with_server: bool, server_port: int | None
-) -> None:
-    if not workers:
-        raise click.UsageError("with --hosts, each host has at least one worker")
-    if first_worker or total_workers is not None:
-        raise click.UsageError(
-            "with --hosts, workers get their numbers from the hosts: leave out --first-worker and --total-workers"
-        )
-    if with_server or server_port is not None:
-        raise click.UsageError("with --hosts, each host starts a node: leave out --server, and see --node-port")
+def _environment(url: str) -> dict[str, str]:
+    # Lines appear when they are written, and not when a block of them is full.
+    return {"PYTHONUNBUFFERED": "1", **os.environ, "REDISACC_URL": url}
 
 
 def _run_alone(
@@ -282,7 +255,7 @@ def _run_alone(
     url: str | None,
     members: Sequence[Place],
     new_run: Callable[..., Run],
-    restarts: Restarts,
+    restarts: Callable[[], Restarts],
     *,
     keeps_data: bool,
 ) -> int:
@@ -290,23 +263,20 @@ def _run_alone(
     if server is None:
         # Now, rather than as a traceback of every process.
         transport_of(url)
-    keeper = ServerKeeper(server, restarts, keeps_data=keeps_data)
-    started = new_run(members, url or DEFAULT_URL if server is None else server.url, keeper.look)
+    address = url or DEFAULT_URL if server is None else server.url
+    started = new_run(members, environment=_environment(address), restarts=restarts)
     if server is not None:
+        started.look = ServerKeeper(server, restarts(), keeps_data=keeps_data).look
         # The process ids are for those who want to end or kill one of the two.
         how = f"started {server.version} as process {server.pid}; it is ready at {server.url}"
         started.say(f"process {os.getpid()} {how}")
     return started.wait()
 
 
-def _run_with_others(options: HostOptions, url: str | None, new_run: Callable[..., Run]) -> int:
+def _run_with_others(host: ThisHost, url: str | None, new_run: Callable[..., Run]) -> int:
     """Runs this host's processes of a run on several hosts. Returns the exit code."""
-    terms = options.terms
-
-    def say(text: str) -> None:
-        click.echo(f"redisacc | {printable(text, MESSAGE)}", err=True)
-
-    with interrupts_raise(signal.SIGTERM, signal.SIGHUP), ThisHost(options, say) as host:
+    terms = host.terms
+    with interrupts_raise(signal.SIGTERM, signal.SIGHUP), host:
         host.come()
         total = None if host.is_guest else terms.hosts * terms.workers
         first = host.number * terms.workers
@@ -314,11 +284,16 @@ def _run_with_others(options: HostOptions, url: str | None, new_run: Callable[..
         members = places(chief=chief, workers=terms.workers, first_worker=first, total_workers=total)
         reduce = [sys.executable, "-m", "redisacc", "reduce", "--quiet", "--node"]
         names = [f"reducer {number}" if number > 1 else "reducer" for number in range(1, len(host.addresses) + 1)]
-        reducers = {name: [*reduce, address] for name, address in zip(names, host.addresses, strict=True)}
-        started = new_run(members, url or host.url(password=True), host.look, reducers, lambda: host.lacks_hosts)
+        started = new_run(
+            members,
+            environment=_environment(url or host.url(password=True)),
+            restarts=lambda: host.restarts(lambda: host.lacks_hosts),
+            companions={name: [*reduce, address] for name, address in zip(names, host.addresses, strict=True)},
+        )
+        started.look = host.look
         started.say(f"process {os.getpid()} runs {workers_text(first, terms.workers)} on this host")
         if url is None:
-            secret = "" if options.password is None else ", with the password in REDISACC_PASSWORD"
+            secret = "" if host.password is None else ", with the password in REDISACC_PASSWORD"
             started.say(f"to look at the run{secret}: redisacc ls --redis '{host.url(password=False)}'")
         code = started.wait()
         return host.finish(code, stopped=started.is_stopped)

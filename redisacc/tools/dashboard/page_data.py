@@ -9,18 +9,20 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from redisacc._clock import clock
 from redisacc._format.history_entries import PastStep
 from redisacc._format.record import BUFFER_LIMIT_BY_WORKER
 from redisacc._text import printable
 from redisacc.tools.monitoring.facts import Facts, facts_of, facts_of_parameters, schema_text
 from redisacc.tools.monitoring.monitor import Monitor, View, curves
 from redisacc.tools.monitoring.nodes import Node
-from redisacc.tools.monitoring.rounds import Figures, Histogram, RoundTimes
+from redisacc.tools.monitoring.rounds import Histogram, RoundHistory, RoundTimes
 
 # Maximum length of a name on the page.
 NAME = 200
@@ -108,12 +110,12 @@ def sections(monitor: Monitor, query: Query, problem: str) -> dict[str, str]:
         "order": [id_of(view.info.name) for view in shown],
     }
     for view in shown:
-        found[f"row:{id_of(view.info.name)}"] = _row(view, monitor.figures[view.info.name])
+        found[f"row:{id_of(view.info.name)}"] = _row(view, monitor.rounds[view.info.name])
     detailed = next((view for name, view in views.items() if id_of(name) == query.detail), None)
     if detailed is not None:
-        figures = monitor.figures[detailed.info.name]
+        rounds = monitor.rounds[detailed.info.name]
         steps = monitor.histories.get(detailed.info.name, [])
-        for name, value in _detail(detailed, figures, steps, query.workers).items():
+        for name, value in _detail(detailed, rounds, steps, query.workers).items():
             found[f"detail:{name}"] = value
     else:
         found["detail:id"] = None
@@ -121,8 +123,12 @@ def sections(monitor: Monitor, query: Query, problem: str) -> dict[str, str]:
 
 
 def _server(monitor: Monitor, problem: str, matching: int) -> dict[str, Any]:
-    views = monitor.views.values()
-    rates = [view.rates for view in views]
+    views, now = monitor.views.values(), clock.now()
+    applied, stale, takes = (_rounded(sum(view.rates[n] for view in views)) for n in range(3))
+    counts = {
+        what: sum(len(getattr(view.info, what)) for view in views)
+        for what in ("waiting", "unacknowledged", "late", "gone")
+    }
     return {
         "address": monitor.address,
         "problem": printable(problem),
@@ -130,14 +136,11 @@ def _server(monitor: Monitor, problem: str, matching: int) -> dict[str, Any]:
         "nodes": [_node(node) for node in monitor.nodes],
         "accumulators": len(views),
         "matching": matching,
-        "applied": _rounded(sum(rate[0] for rate in rates)),
-        "stale": _rounded(sum(rate[1] for rate in rates)),
-        "takes": _rounded(sum(rate[2] for rate in rates)),
-        "bytes": _rounded(sum(figures.bytes_per_second for figures in monitor.figures.values())),
-        "waiting": sum(len(view.info.waiting) for view in views),
-        "unacknowledged": sum(len(view.info.unacknowledged) for view in views),
-        "late": sum(len(view.info.late) for view in views),
-        "gone": sum(len(view.info.gone) for view in views),
+        "applied": applied,
+        "stale": stale,
+        "takes": takes,
+        "bytes": _rounded(sum(rounds.bytes_per_second(now) for rounds in monitor.rounds.values())),
+        **counts,
     }
 
 
@@ -149,10 +152,8 @@ def _node(node: Node) -> dict[str, Any]:
     return facts
 
 
-def _row(view: View, figures: Figures) -> dict[str, Any]:
+def _row(view: View, rounds: RoundHistory) -> dict[str, Any]:
     info = view.info
-    states = info.states
-    applied, stale, takes = view.rates
     head = info.waiting[0] if info.waiting else None
     return {
         "name": printable(info.name, NAME),
@@ -161,21 +162,15 @@ def _row(view: View, figures: Figures) -> dict[str, Any]:
         # The next take will probably require as many as the last one.
         "required": head.num_required if head else info.quorum.least or view.required,
         "waiting": len(info.waiting),
-        "taker": printable(head.taker, NAME) if head else None,
-        "unacknowledged": len(info.unacknowledged),
-        "late": len(states.late),
-        "gone": len(states.gone),
+        "late": len(info.late),
         "training": view.parameters is not None,
         "stalled": bool(view.awaited),
-        "applied": _rounded(applied),
-        "stale": _rounded(stale),
-        "takes": _rounded(takes),
-        "bytes": _rounded(figures.bytes_per_second),
-        "reducer": None if info.reducer is None else info.reducer.state,
+        "applied": _rounded(view.rates[0]),
+        "bytes": _rounded(rounds.bytes_per_second(clock.now())),
     }
 
 
-def _detail(view: View, figures: Figures, steps: Sequence[PastStep], most_workers: int) -> dict[str, Any]:
+def _detail(view: View, rounds: RoundHistory, steps: Sequence[PastStep], most_workers: int) -> dict[str, Any]:
     info = view.info
     return {
         "id": id_of(info.name),
@@ -195,9 +190,9 @@ def _detail(view: View, figures: Figures, steps: Sequence[PastStep], most_worker
             "buffered_bytes": info.buffered_bytes,
             "total_weight": info.total_weight,
             "staleness": [[steps, number] for steps, number in info.staleness.items()] if info.max_staleness else [],
-            "began": _heard(figures.began),
-            "first": _heard(figures.first) if info.num_accumulated else None,
-            "last": _heard(figures.last) if info.num_accumulated else None,
+            "began": _heard(rounds.filling.began),
+            "first": _heard(rounds.filling.first) if info.num_accumulated else None,
+            "last": _heard(rounds.filling.last) if info.num_accumulated else None,
         },
         "waiting": [
             {
@@ -218,20 +213,20 @@ def _detail(view: View, figures: Figures, steps: Sequence[PastStep], most_worker
             }
             for of in info.unacknowledged[:MOST_ENTRIES]
         ],
-        "stall": _stall(view, figures),
-        "workers": _workers(view, figures, most_workers),
-        "rounds": [_round(of) for of in reversed(figures.rounds[-MOST_ROUNDS:])],
-        "staleness": _bars(figures.histograms["staleness_steps"]) if info.max_staleness else [],
+        "stall": _stall(view, rounds),
+        "workers": _workers(view, rounds, most_workers),
+        "rounds": [_round(of) for of in itertools.islice(reversed(rounds.rounds), MOST_ROUNDS)],
+        "staleness": _bars(rounds.histograms["staleness_steps"]) if info.max_staleness else [],
     }
 
 
-def _stall(view: View, figures: Figures) -> dict[str, Any] | None:
+def _stall(view: View, rounds: RoundHistory) -> dict[str, Any] | None:
     """Returns who the first waiting taker waits for, and since when nothing has come; None if it is not held up."""
     awaited = view.awaited
     if not awaited:
         return None
     names = [printable(of.name, NAME) for of in awaited[:MOST_ENTRIES]]
-    since = figures.last if view.info.num_accumulated else figures.began
+    since = rounds.filling.last if view.info.num_accumulated else rounds.filling.began
     return {"workers": names, "more": len(awaited) - len(names), "since": _heard(since)}
 
 
@@ -275,11 +270,11 @@ def _digits(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _workers(view: View, figures: Figures, most: int) -> dict[str, Any]:
+def _workers(view: View, rounds: RoundHistory, most: int) -> dict[str, Any]:
     states = view.info.states.items()
     found = [(state, worker) for state, workers in states for worker in workers]
     numbers = {state: len(workers) for state, workers in states}
-    times = {name: _rounded(seconds) for name, seconds in figures.worker_seconds.items()}
+    times = {name: _rounded(seconds) for name, seconds in rounds.worker_seconds.items()}
     rows = [
         [
             *(printable(of.name, NAME), printable(of.process, NAME), of.memory, state),

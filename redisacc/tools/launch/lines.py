@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from redisacc._clock import clock
 
-__all__ = ["INTERVAL", "LIMIT", "Lines"]
-
 # The longest line in bytes. What is longer becomes several lines.
 LIMIT = 64 * 1024
 

@@ -17,8 +17,6 @@ from redisacc.tools.launch.lines import Lines
 from redisacc.tools.launch.output import Output
 from redisacc.tools.launch.restarts import Restarts
 
-__all__ = ["Member"]
-
 # Seconds that the children of a process have to end after the process itself has ended: first until SIGTERM has had an
 # effect, then until SIGKILL has.
 _LEFTOVER_GRACE = 2.0
@@ -126,7 +124,6 @@ class Member:
                 reader, writer = os.pipe()
                 on_failure.callback(os.close, reader)
                 theirs.callback(os.close, writer)
-                os.set_blocking(reader, False)
                 ends.append((reader, writer, output))
             with warnings.catch_warnings():
                 # Python warns that other threads may hold locks that the new process needs. The only threads here are
@@ -162,12 +159,9 @@ class Member:
             self._process.send_signal(number)
 
     def read(self, descriptor: int) -> None:
-        """Reads what has arrived in a pipe, and passes complete lines on."""
+        """Reads what has arrived in a pipe, which must be ready, and passes complete lines on."""
         lines, output = self._pipes[descriptor]
-        try:
-            data = os.read(descriptor, _READ)
-        except BlockingIOError:
-            return
+        data = os.read(descriptor, _READ)
         for line in lines.feed(data) if data else lines.end():
             output.put(self._prefix, self._color, line)
         if not data:

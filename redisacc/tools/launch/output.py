@@ -8,8 +8,6 @@ import select
 from collections import deque
 from collections.abc import Mapping
 
-__all__ = ["Output", "outputs"]
-
 # If this many bytes wait to be written, the processes have to wait as well.
 _FULL = 1024 * 1024
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["PERMANENT", "STEADY", "WINDOW", "Restarts"]
-
 # Exit codes by which a program usually says that the same command would fail again: wrong usage, also of Python or a
 # shell itself; EX_USAGE and EX_CONFIG of sysexits.h; what a shell cannot execute or find.
 PERMANENT = (2, 64, 78, 126, 127)

@@ -22,8 +22,6 @@ from redisacc.tools.launch.member import Member
 from redisacc.tools.launch.output import outputs
 from redisacc.tools.launch.restarts import PERMANENT, Restarts
 
-__all__ = ["STOPPED_BY_SIGNAL", "CannotStartError", "Look", "Run", "places"]
-
 # A shell's exit code for a program that was ended by a signal is this plus the signal's number.
 STOPPED_BY_SIGNAL = 128
 
@@ -51,7 +49,7 @@ class CannotStartError(Exception):
         exit_code: what a shell returns if it can't execute a command.
     """
 
-    def __init__(self, message: str, exit_code: int) -> None:
+    def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code
 
@@ -61,13 +59,12 @@ class Look(NamedTuple):
 
     Attributes:
         text: a line for people.
-        is_over: whether the run has to end.
-        code: the exit code of the run if it has to. With 0, its processes get time to end by themselves.
+        code: the exit code of the run if it has to end; None if it continues. With 0, its processes get time to end by
+            themselves.
     """
 
     text: str
-    is_over: bool
-    code: int = 1
+    code: int | None = None
 
 
 def places(*, chief: bool, workers: int, first_worker: int, total_workers: int | None) -> list[Place]:
@@ -112,13 +109,13 @@ class Run:
         give_up_on: exit codes after which no process is started again.
         grace: seconds that workers have to end after the chief has finished, and that every process has between SIGTERM
             and SIGKILL.
-        look: called now and then; returns what there is to say of something else that the run depends on, such as its
-            server, and whether the run has to end because of it.
         companions: further processes by their names, and the command of each. They run as long as the others do, and
             nothing depends on them.
 
     Attributes:
         is_stopped: whether somebody has stopped it, by a signal or by not reading its output.
+        look: called now and then; returns what there is to say of something else that the run depends on, such as its
+            server, and whether the run has to end because of it. To be set before `wait`.
     """
 
     def __init__(
@@ -132,14 +129,13 @@ class Run:
         restarts: Callable[[], Restarts],
         give_up_on: Collection[int] = PERMANENT,
         grace: float,
-        look: Callable[[], Look | None] = lambda: None,
         companions: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         self.is_stopped = False
         self._restarts = restarts
         self._give_up_on = give_up_on
         self._grace = grace
-        self._look = look
+        self.look: Callable[[], Look | None] = lambda: None
         self._out, self._err = outputs(os.environ)
         self._width = max(len(_OWN_NAME), *(len(str(place)) for place in members), *map(len, companions))
         self._guard = Guard(math.ceil(grace))
@@ -207,9 +203,8 @@ class Run:
                     if self._code is None:
                         self._start(member)
                 while not self._finished():
-                    self._sleep()
+                    self._sleep_and_read()
                     self._handle_signals()
-                    self._read()
                     self._look_at_members()
                     self._look_at_server_and_guard()
                     self._say_who_ended_early()
@@ -249,7 +244,7 @@ class Run:
                 for number, handler in before.items():
                     signal.signal(number, handler)
 
-    def _sleep(self) -> None:
+    def _sleep_and_read(self) -> None:
         assert self._woken is not None
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
@@ -265,14 +260,12 @@ class Run:
         deadlines = [now + (_SHORT_TICK if any(member.leaving for member in self._members) else _TICK)]
         deadlines += [member.restart_at for member in self._members if member.restart_at is not None]
         deadlines += [moment for moment in (self._terminate_at, self._kill_at) if moment is not None]
-        poll.poll(max(0.0, min(deadlines) - now) * 1000)
+        ready = {descriptor for descriptor, _ in poll.poll(max(0.0, min(deadlines) - now) * 1000)}
         with contextlib.suppress(BlockingIOError):
             while self._woken.recv(4096):
                 pass
-
-    def _read(self) -> None:
         for member in self._members:
-            for descriptor in member.pipes:
+            for descriptor in ready.intersection(member.pipes):
                 if not self._out.full and not self._err.full:
                     member.read(descriptor)
 
@@ -375,11 +368,10 @@ class Run:
     def _look_at_server_and_guard(self) -> None:
         if not self._guard.alive:
             self._replace_guard()
-        if self._code is None:
-            while self._code is None and (found := self._look()) is not None:
-                self.say(found.text)
-                if found.is_over:
-                    self._end(found.code, patience=0.0 if found.code else self._grace)
+        while self._code is None and (found := self.look()) is not None:
+            self.say(found.text)
+            if found.code is not None:
+                self._end(found.code, patience=0.0 if found.code else self._grace)
 
     def _replace_guard(self) -> None:
         leaders = {member.slot: member.group for member in self._members}

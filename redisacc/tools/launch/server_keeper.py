@@ -14,8 +14,6 @@ from redisacc.errors import ServerError
 from redisacc.tools.launch.restarts import Restarts
 from redisacc.tools.launch.run import Look
 
-__all__ = ["ServerKeeper", "how_it_ended"]
-
 # The last line that a server logs when it starts.
 _READY = "Ready to accept connections"
 _LOG_LINES = 1000
@@ -27,7 +25,7 @@ class ServerKeeper:
     A start that fails counts as one more death: whatever it failed by may be over at the next attempt.
 
     Args:
-        server: the server. None means there is nothing to keep.
+        server: the server.
         restarts: how often it is started again within a time.
         keeps_data: whether it has a directory of its own, so that it starts with what it had written.
         name: what messages call it.
@@ -39,7 +37,7 @@ class ServerKeeper:
 
     def __init__(
         self,
-        server: Server | None,
+        server: Server,
         restarts: Restarts,
         *,
         keeps_data: bool,
@@ -51,7 +49,7 @@ class ServerKeeper:
         self._restarts = restarts
         self._keeps_data = keeps_data
         self._name = name
-        self._start_again = start
+        self._start_again = start or server.start
         self._started_at = clock.now()
         # While it starts: a thread, because it may load a large file, and the run goes on.
         self._starting: threading.Thread | None = None
@@ -59,44 +57,36 @@ class ServerKeeper:
 
     def look(self) -> Look | None:
         """Looks after the server. Returns what there is to say, None if nothing has changed. Never blocks."""
-        server = self._server
-        if server is None:
+        server, was_starting = self._server, self._starting is not None
+        if self._starting is not None and self._starting.is_alive():
             return None
-        if self._starting is not None:
-            return None if self._starting.is_alive() else self._look_at_start(server)
-        return None if server.running else self._look_at_end(server)
-
-    def _look_at_start(self, server: Server) -> Look:
         self._starting = None
         error, self._error = self._error, None
         if error is not None:
-            return self._try_again(server, f"{self._name} could not be restarted: {error}")
-        if not server.running:
-            return self._look_at_end(server)
-        self.starts += 1
-        return Look(f"{self._name} has restarted as process {server.pid}", is_over=False)
-
-    def _look_at_end(self, server: Server) -> Look:
+            return self._try_again(f"{self._name} could not be restarted: {error}")
+        if server.running:
+            self.starts += was_starting
+            return Look(f"{self._name} has restarted as process {server.pid}") if was_starting else None
         text = how_it_ended(server, self._name)
         if server.exit_status == 0:
             # Somebody who shuts a server down does not want it back.
-            return Look(text, is_over=True)
+            return Look(text, 1)
         kept = "" if self._keeps_data else ". Its data was in memory only; runs continue with what processes have"
-        return self._try_again(server, text, kept)
+        return self._try_again(text, kept)
 
-    def _try_again(self, server: Server, text: str, more: str = "") -> Look:
+    def _try_again(self, text: str, more: str = "") -> Look:
         now = clock.now()
         pause = self._restarts.pause_after(now - self._started_at, now)
         if pause is None:
-            return Look(text, is_over=True)
-        self._starting = threading.Thread(target=self._start, args=(server, pause), daemon=True)
+            return Look(text, 1)
+        self._starting = threading.Thread(target=self._start, args=(pause,), daemon=True)
         self._starting.start()
-        return Look(f"{text}. It restarts{f' in {pause:g} s' if pause else ''}{more}", is_over=False)
+        return Look(f"{text}. It restarts{f' in {pause:g} s' if pause else ''}{more}")
 
-    def _start(self, server: Server, pause: float) -> None:
+    def _start(self, pause: float) -> None:
         clock.sleep(pause)
         try:
-            (self._start_again or server.start)()
+            self._start_again()
         except ServerError as error:
             self._error = error
         self._started_at = clock.now()

@@ -24,7 +24,7 @@ from redisacc._wire.transport import Transport, limited
 from redisacc.errors import NotFoundError, RedisAccError, ServerUnavailableError
 from redisacc.tools.admin.catalog import list_names
 from redisacc.tools.monitoring.nodes import Node, read_nodes
-from redisacc.tools.monitoring.rounds import Figures, RoundListener
+from redisacc.tools.monitoring.rounds import RoundHistory, RoundListener
 
 # Seconds over which rates are averaged.
 RATES_WINDOW = 5.0
@@ -189,28 +189,27 @@ class Collector:
         self._read = {name: read for name, read in self._read.items() if name in views}
 
     def _read_whole(self, keys: Keys, summary: list[Any], views: dict[str, View]) -> None:
-        try:
-            info = read_info(self._transport, keys)
-        except ServerUnavailableError:
-            raise
-        except RedisAccError as error:
-            views.pop(keys.name, None)
-            if not isinstance(error, NotFoundError):
-                self.problems.append(str(error))
-            return
-        view = views.setdefault(keys.name, View(info))
-        has_parameters = len(summary) < 2 or summary[1][0] is not None
-        view.add(info, self._parameters_of(keys) if has_parameters else None)
-        self._read[keys.name] = summary, clock.now()
+        view = views.pop(keys.name, None)
+        with self._noting():
+            info, parameters = read_info(self._transport, keys), None
+            if len(summary) < 2 or summary[1][0] is not None:
+                with self._noting():
+                    parameters = read_parameters_info(self._transport, ParameterKeys(keys.name))
+            views[keys.name] = view = view or View(info)
+            view.add(info, parameters)
+            self._read[keys.name] = summary, clock.now()
 
-    def _parameters_of(self, keys: Keys) -> ParametersInfo | None:
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Notes what is wrong with one name, which must not hide the others."""
         try:
-            return read_parameters_info(self._transport, ParameterKeys(keys.name))
+            yield
         except ServerUnavailableError:
             raise
+        except NotFoundError:
+            return
         except RedisAccError as error:
             self.problems.append(str(error))
-            return None
 
     def _summaries(self, wanted: Sequence[Keys]) -> Iterator[tuple[Keys, list[Any] | None, Any]]:
         """Yields the summary of each accumulator, and when it was read; None if the server refused a command of it."""
@@ -250,12 +249,10 @@ def curves(steps: Sequence[PastStep], names: Sequence[str], most: int) -> tuple[
     width = 1
     while steps[-1].step // width - steps[0].step // width >= most:
         width *= 2
-    groups: dict[int, list[PastStep]] = {}
-    for step in steps:
-        groups.setdefault(step.step // width, []).append(step)
-    values = [[_mean([of.metrics.get(name, math.nan) for of in group]) for group in groups.values()] for name in names]
-    values.append([_mean([of.seconds for of in group]) for group in groups.values()])
-    return [group[-1].step for group in groups.values()], values
+    groups = [list(group) for _, group in itertools.groupby(steps, lambda step: step.step // width)]
+    values = [[_mean([of.metrics.get(name, math.nan) for of in group]) for group in groups] for name in names]
+    values.append([_mean([of.seconds for of in group]) for group in groups])
+    return [group[-1].step for group in groups], values
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -276,7 +273,7 @@ class Monitor(Collector):
 
     Attributes:
         views, problems: as for ``Collector``.
-        figures: accumulator's name → what is known of its rounds, as of the latest refresh.
+        rounds: accumulator's name → what is known of its rounds, as of the latest refresh.
         histories: accumulator's name → the steps of its run, of those that were ever read first.
         nodes: the server, or the masters of a cluster, as of the latest refresh.
         lock: for the threads that share it.
@@ -285,7 +282,7 @@ class Monitor(Collector):
     def __init__(self, transport: Transport, patterns: Sequence[str], keys: Sequence[Keys] = ()) -> None:
         super().__init__(transport, patterns, keys)
         self._listener: RoundListener | None = None
-        self.figures: dict[str, Figures] = {}
+        self.rounds: dict[str, RoundHistory] = {}
         self.histories: dict[str, list[PastStep]] = {}
         # Name → what was the incarnation and the latest step when its history was read.
         self._history_of: dict[str, tuple[str, PastStep | None]] = {}
@@ -305,7 +302,7 @@ class Monitor(Collector):
         super().refresh(timeout=timeout, budget=budget, first=first)
         listener = self._listen()
         listener.follow(list(self.views))
-        self.figures = {name: listener.figures(name) for name in self.views}
+        self.rounds = {name: listener.history(name) for name in self.views}
         with limited(timeout):
             self._read_histories(first)
         self.nodes = read_nodes(self._transport, timeout=min(timeout, 30.0))
@@ -320,13 +317,9 @@ class Monitor(Collector):
         for name, parameters in trainings.items():
             latest = parameters.incarnation, parameters.latest
             if self._history_of.get(name) != latest:
-                try:
+                with self._noting():
                     self.histories[name] = read_history(self._transport, ParameterKeys(name))
                     self._history_of[name] = latest
-                except ServerUnavailableError:
-                    raise
-                except RedisAccError as error:
-                    self.problems.append(str(error))
         for name in self.histories.keys() - trainings.keys():
             del self.histories[name], self._history_of[name]
 

@@ -79,87 +79,74 @@ class Histogram:
         self.total += value
 
 
-@dataclass(frozen=True)
+@dataclass
 class RoundTimes:
-    """When what happened in a round that was taken, in seconds of ``clock.now()``; None means it was not heard.
+    """What was heard of a round, with times in seconds of ``clock.now()``; None means it was not heard, or not yet.
 
     Attributes:
-        step: the step that the take closed.
-        num_accumulated: how many gradients the round had.
-        nbytes: how many bytes these had; None if not all of them were heard.
-        taker: the name of the taker.
         began: when workers could begin: when the parameters that followed from the round before were published, or
             else, when that round was taken.
         first: when its first gradient was counted.
         last: when its last gradient was counted.
         taken: when the round was taken.
         published: when the next parameters of the same name were published.
+        num_accumulated: how many gradients the round had; before it is taken, how many were heard.
+        nbytes: how many bytes these had; None if the round was taken, and not all of them were heard.
+        step: the step that the take closed.
+        taker: the name of the taker.
     """
-
-    step: int
-    num_accumulated: int
-    nbytes: int | None
-    taker: str
-    began: float | None
-    first: float | None
-    last: float | None
-    taken: float
-    published: float | None = None
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What is known of the rounds of an accumulator at one moment.
-
-    Attributes:
-        rounds: the latest rounds that were taken, the newest last.
-        began: when workers could begin with the round that is filling now; None if that was not heard.
-        first: when its first gradient was counted; None if there is none, or that was not heard.
-        last: when its latest gradient was counted.
-        worker_seconds: worker's name → how long it took for its latest gradient, from the moment that it could begin.
-        bytes_per_second: the bytes of gradients that were accepted, averaged over the last five seconds.
-        histograms: a histogram for each name in ``HISTOGRAMS``.
-    """
-
-    rounds: tuple[RoundTimes, ...]
-    began: float | None
-    first: float | None
-    last: float | None
-    worker_seconds: dict[str, float]
-    bytes_per_second: float
-    histograms: dict[str, Histogram]
-
-
-@dataclass
-class _Filling:
-    """The round that is filling: what was heard of it so far. ``heard`` counts its gradients."""
 
     began: float | None = None
     first: float | None = None
     last: float | None = None
-    heard: int = 0
-    nbytes: int = 0
+    taken: float | None = None
+    published: float | None = None
+    num_accumulated: int = 0
+    nbytes: int | None = 0
+    step: int = 0
+    taker: str = ""
 
 
 @dataclass
 class RoundHistory:
-    """The latest rounds of one accumulator. One thread at a time may use it."""
+    """The latest rounds of one accumulator. One thread at a time may use it.
 
-    _rounds: deque[RoundTimes] = field(default_factory=lambda: deque(maxlen=ROUNDS))
-    _filling: _Filling = field(default_factory=_Filling)
+    Attributes:
+        rounds: the latest rounds that were taken, the newest last.
+        filling: the round that is filling now.
+        worker_seconds: worker's name → how long it took for its latest gradient, from the moment that it could begin.
+        histograms: a histogram for each name in ``HISTOGRAMS``.
+    """
+
+    rounds: deque[RoundTimes] = field(default_factory=lambda: deque(maxlen=ROUNDS))
+    filling: RoundTimes = field(default_factory=RoundTimes)
+    worker_seconds: dict[str, float] = field(default_factory=dict)
+    histograms: dict[str, Histogram] = field(
+        default_factory=lambda: {name: Histogram(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
+    )
     # Taker's name → when it joined the queue.
     _waiting: dict[str, float] = field(default_factory=dict)
-    # Worker's name → how many seconds it took for its latest gradient.
-    _worker_seconds: dict[str, float] = field(default_factory=dict)
     # Whether a taker may be waiting whose beginning was not heard.
     _unsure: bool = True
     # When the latest round was taken, if nothing was missed since.
     _taken: float | None = None
     # (whole second, bytes accepted in it), the oldest first.
     _received: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=WINDOW + 1))
-    _histograms: dict[str, Histogram] = field(
-        default_factory=lambda: {name: Histogram(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
-    )
+
+    def copy(self) -> RoundHistory:
+        """Returns what is known now, which another thread may read."""
+        return dataclasses.replace(
+            self,
+            rounds=self.rounds.copy(),
+            filling=copy.copy(self.filling),
+            worker_seconds=dict(self.worker_seconds),
+            histograms=copy.deepcopy(self.histograms),
+            _received=self._received.copy(),
+        )
+
+    def bytes_per_second(self, now: float) -> float:
+        """Returns the bytes of gradients that were accepted, averaged over the last five seconds."""
+        return sum(nbytes for second, nbytes in self._received if now - WINDOW <= second) / WINDOW
 
     def hear(self, event: Event, at: float) -> None:
         """Notes an event that was heard at a moment."""
@@ -174,79 +161,59 @@ class RoundHistory:
             case "taken":
                 self._hear_taken(event, at)
             case "missed":
-                self._filling, self._unsure, self._taken = _Filling(), True, None
+                self.filling, self._unsure, self._taken = RoundTimes(), True, None
                 self._waiting.clear()
 
     def hear_published(self, at: float) -> None:
         """Notes that parameters of the same name were published."""
-        if self._rounds and self._rounds[-1].published is None:
-            self._rounds[-1] = dataclasses.replace(self._rounds[-1], published=at)
-            if self._filling.first is None:
-                self._filling.began = at
+        if self.rounds and self.rounds[-1].published is None:
+            # Another thread may be reading a copy of the list.
+            self.rounds[-1] = dataclasses.replace(self.rounds[-1], published=at)
+            if self.filling.first is None:
+                self.filling.began = at
 
     def _hear_applied(self, event: Event, at: float) -> None:
-        filling = self._filling
+        filling = self.filling
         if event.num_accumulated == 1:
-            self._filling = filling = _Filling(filling.began, at)
-        filling.heard += 1
+            self.filling = filling = RoundTimes(filling.began, at)
+        filling.num_accumulated += 1
         filling.last = at
         nbytes = _number(event.details.get("bytes"), MOST_BYTES)
         if nbytes is not None:
-            filling.nbytes += nbytes
+            filling.nbytes = (filling.nbytes or 0) + nbytes
             second = math.floor(at)
             if self._received and self._received[-1][0] == second:
                 nbytes += self._received.pop()[1]
             self._received.append((second, nbytes))
         if (staleness := _number(event.details.get("staleness"), STEPS[-1])) is not None:
-            self._histograms["staleness_steps"].add(staleness)
+            self.histograms["staleness_steps"].add(staleness)
         if event.who is not None and filling.began is not None and not staleness:
             # The one that was heard last is the last one, and the one that was not heard for longest goes.
-            self._worker_seconds.pop(event.who, None)
-            self._worker_seconds[event.who] = at - filling.began
-            if len(self._worker_seconds) > WORKERS:
-                del self._worker_seconds[next(iter(self._worker_seconds))]
+            self.worker_seconds.pop(event.who, None)
+            self.worker_seconds[event.who] = at - filling.began
+            if len(self.worker_seconds) > WORKERS:
+                del self.worker_seconds[next(iter(self.worker_seconds))]
 
     def _hear_taken(self, event: Event, at: float) -> None:
-        filling, number = self._filling, _number(event.details.get("taken"), 10**15)
-        taker = event.who or ""
-        joined = self._waiting.pop(taker, None)
+        taken, number = self.filling, _number(event.details.get("taken"), 10**15)
+        taken.taker, taken.taken = event.who or "", at
+        joined = self._waiting.pop(taken.taker, None)
         if joined is not None or not self._unsure:
-            self._histograms["take_wait_seconds"].add(at - joined if joined is not None else 0.0)
+            self.histograms["take_wait_seconds"].add(at - joined if joined is not None else 0.0)
         self._unsure = False
         if event.global_step is not None and number is not None:
-            whole = filling.heard == number
-            if whole:
-                self._histograms["round_bytes"].add(filling.nbytes)
             if self._taken is not None:
-                self._histograms["round_seconds"].add(at - self._taken)
-            if whole and filling.first is not None and filling.last is not None:
-                self._histograms["gathering_seconds"].add(filling.last - filling.first)
-            self._rounds.append(
-                RoundTimes(
-                    step=event.global_step - 1,
-                    num_accumulated=number,
-                    nbytes=filling.nbytes if whole else None,
-                    taker=taker,
-                    began=filling.began,
-                    first=filling.first,
-                    last=filling.last,
-                    taken=at,
-                )
-            )
+                self.histograms["round_seconds"].add(at - self._taken)
+            if taken.num_accumulated != number:
+                taken.nbytes = None
+            else:
+                self.histograms["round_bytes"].add(taken.nbytes or 0)
+                if taken.first is not None and taken.last is not None:
+                    self.histograms["gathering_seconds"].add(taken.last - taken.first)
+            taken.step, taken.num_accumulated = event.global_step - 1, number
+            self.rounds.append(taken)
         self._taken = at
-        self._filling = _Filling(began=at)
-
-    def figures(self, now: float) -> Figures:
-        """Returns what is known at a moment."""
-        recent = sum(nbytes for second, nbytes in self._received if now - WINDOW <= second)
-        filling = self._filling
-        return Figures(
-            tuple(self._rounds),
-            *(filling.began, filling.first, filling.last),
-            dict(self._worker_seconds),
-            recent / WINDOW,
-            copy.deepcopy(self._histograms),
-        )
+        self.filling = RoundTimes(began=at)
 
 
 def _number(text: str | None, most: int) -> int | None:
@@ -293,11 +260,10 @@ class RoundListener:
                 if name not in self._subscribed and len(self._subscribed) < MOST_IN_A_CLUSTER:
                     self._subscribe(name)
 
-    def figures(self, name: str) -> Figures:
-        """Returns what is known of the rounds of an accumulator."""
+    def history(self, name: str) -> RoundHistory:
+        """Returns what is known now of the rounds of an accumulator."""
         with self._lock:
-            history = self._histories.get(name) or RoundHistory()
-            return history.figures(clock.now())
+            return (self._histories.get(name) or RoundHistory()).copy()
 
     def close(self) -> None:
         """Stops listening. Closing twice does nothing."""

@@ -23,10 +23,10 @@ from redisacc._wire.faults import NotPermittedError
 from redisacc._wire.replies import parse_info
 from redisacc._wire.slot_map import SLOTS, Address, key_slot
 from redisacc._wire.transport import Transport
-from redisacc.errors import CorruptDataError, RedisAccError, ServerError
+from redisacc.errors import CorruptDataError, ServerError
 from redisacc.tools.admin.catalog import list_names
 from redisacc.tools.cli.checks import Finding, bad, ok, warn
-from redisacc.tools.cli.checks.server import setting_in
+from redisacc.tools.cli.checks.server import ask_all, setting_in
 from redisacc.tools.monitoring.facts import count_text
 
 _SETTINGS = ("cluster-require-full-coverage", "cluster-node-timeout")
@@ -164,14 +164,13 @@ class _Node:
 
 def examine_moves(transport: Transport) -> Finding:
     """Returns which slots are being moved to a master whose replicas lag behind, or that has none."""
-    try:
-        replies, _ = transport.on_masters([("CLUSTER", "NODES")], timeout=durations.opening, reachable=True)
-    except ServerError:
+    replies, _ = ask_all(transport, "CLUSTER", "NODES", timeout=durations.opening)
+    if not replies:
         return warn(
             "unknown, because this user may not run CLUSTER NODES",
             "run doctor as a user who may run CLUSTER NODES and INFO",
         )
-    nodes = _read_nodes(reply for [reply] in replies.values())
+    nodes = _read_nodes(replies.values())
     for target, slots in _moved_at_once(transport):
         nodes.setdefault(target, _Node()).arriving.update(slots)
     targets = [node for node in nodes.values() if node.arriving and node.address]
@@ -213,11 +212,8 @@ def _read_nodes(replies: Iterable[Any]) -> dict[str, _Node]:
 
 def _moved_at_once(transport: Transport) -> Iterable[tuple[str, set[int]]]:
     """Yields the id of the target and the slots of each move by CLUSTER MIGRATESLOTS, which Valkey has from 9 on."""
-    try:
-        replies, _ = transport.on_masters([("CLUSTER", "GETSLOTMIGRATIONS")], timeout=durations.opening, reachable=True)
-    except RedisAccError:
-        return
-    for [reply] in replies.values():
+    replies, _ = ask_all(transport, "CLUSTER", "GETSLOTMIGRATIONS", timeout=durations.opening)
+    for reply in replies.values():
         for move in reply if isinstance(reply, list) else ():
             fields = dict(zip(move[::2], move[1::2], strict=False)) if isinstance(move, list) else {}
             texts = {name: fields.get(name) for name in (b"state", b"target_node", b"slot_ranges")}
@@ -245,13 +241,10 @@ def _states(transport: Transport, targets: Sequence[_Node]) -> list[str]:
     goals: dict[Address, int] = {}
     deadline = clock.now() + _CONFIRMED_WITHIN
     while True:
-        try:
-            replies, _ = transport.on_masters(
-                [("INFO", "replication")], timeout=durations.opening, also=addresses, reachable=True
-            )
-        except ServerError:
+        replies, _ = ask_all(transport, "INFO", "replication", timeout=durations.opening, also=addresses)
+        if not replies:
             return ["whose replicas are unknown, because this user may not run INFO"] * len(targets)
-        states = [_state(node, parse_info(replies.get(str(node.address), [None])[0]), goals) for node in targets]
+        states = [_state(node, parse_info(replies.get(str(node.address))), goals) for node in targets]
         if not any(state.endswith(_LAGS) for state in states) or clock.now() >= deadline:
             return states
         clock.sleep(_PAUSE)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from redisacc._arrays.spec import AccumulatorSpec
 from redisacc._clock import durations
 from redisacc._format.buffered import ANNOUNCED_BYTES
-from redisacc._format.entries import ReducerInfo
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
@@ -26,6 +24,10 @@ from redisacc.tools.monitoring.facts import bytes_text, count_text
 # Maximum number of accumulators that a finding names.
 _NAMED = 3
 
+# An accumulator on which a reducer works, or would work if there were one; and the number of bytes of the dense arrays
+# of a gradient, 0 if that is unknown.
+_Case = tuple[AccumulatorInfo, int]
+
 
 def examine_reducers(transport: Transport) -> Finding:
     """Returns whether reducers work where they pay off, and keep up. Private accumulators do not count.
@@ -39,69 +41,40 @@ def examine_reducers(transport: Transport) -> Finding:
         cases = list(_cases(transport))
     except ServerError:
         return ok("unknown, because this user may not list and read all accumulators")
-    reducers = [case.reducer for case in cases if case.reducer is not None]
-    if (problem := _problem(cases)) is not None:
-        return problem
-    without = [case for case in cases if case.reducer is None]
-    if active := [case for case in without if not case.is_idle]:
-        return ok(
-            f"none works on {_named(active)}",
+    on = [(case, reducer) for case in cases if (reducer := case[0].reducer) is not None]
+    without = [case for case in cases if case[0].reducer is None]
+    idle = datetime.timedelta(seconds=durations.idle)
+    advice = ""
+    if lacking := [case for case, reducer in on if reducer.missing]:
+        found = f"none works on some partitions of {_named(lacking)}, so takers use none of the others"
+        advice = "run `redisacc reduce --node HOST:PORT` on the machine of each node of the cluster"
+    elif late := [case for case, reducer in on if not reducer.keeps_up]:
+        found = f"too late for most rounds of {_named(late)}"
+        advice = "give the reducer a processor core of its own, and let it connect over a Unix socket"
+    elif active := [case for case in without if case[0].read_at - case[0].last_activity <= idle]:
+        found = f"none works on {_named(active)}"
+        advice = (
             "if takers run on other machines than the server, run `redisacc reduce` on the server's machine, or start "
-            "both with `redisacc server --reduce`: takers then fetch one sum instead of every gradient",
+            "both with `redisacc server --reduce`: takers then fetch one sum instead of every gradient"
         )
-    if reducers:
-        in_time = sum(reducer.stored for reducer in reducers)
-        rounds = count_text(in_time + sum(reducer.late for reducer in reducers), "round")
-        on = _named([case for case in cases if case.reducer is not None])
-        return ok(f"work on {on}, and were in time for {in_time} of {rounds}")
-    if without:
-        return ok(
-            f"unknown, because nothing has happened to {_named(without)} for {durations.idle:g} seconds",
-            "run doctor again during the run",
-        )
-    return ok("not needed, because no take has waited for several large dense gradients")
-
-
-def _problem(cases: Sequence[_Case]) -> Finding | None:
-    """Returns the problem of the existing reducers; None if there is none."""
-    if lacking := [case for case in cases if case.reducer is not None and case.reducer.missing]:
-        return ok(
-            f"none works on some partitions of {_named(lacking)}, so takers use none of the others",
-            "run `redisacc reduce --node HOST:PORT` on the machine of each node of the cluster",
-        )
-    if late := [case for case in cases if case.reducer is not None and not case.reducer.keeps_up]:
-        return ok(
-            f"too late for most rounds of {_named(late)}",
-            "give the reducer a processor core of its own, and let it connect over a Unix socket",
-        )
-    return None
-
-
-@dataclass(frozen=True)
-class _Case:
-    """An accumulator on which a reducer works, or would work if there were one.
-
-    Attributes:
-        name: its name.
-        nbytes: the number of bytes of the dense arrays of a gradient; 0 if that is unknown.
-        reducer: the reducer that works on it; None means none does.
-        is_idle: whether nothing has happened for so long that a reducer would have left it.
-    """
-
-    name: str
-    nbytes: int
-    reducer: ReducerInfo | None
-    is_idle: bool
-
-    @property
-    def text(self) -> str:
-        """Its name and the size of its gradients."""
-        size = f" (gradients of {bytes_text(self.nbytes)})" if self.nbytes else ""
-        return printable(self.name, QUOTED) + size
+    elif on:
+        in_time = sum(reducer.stored for _, reducer in on)
+        rounds = count_text(in_time + sum(reducer.late for _, reducer in on), "round")
+        found = f"work on {_named([case for case, _ in on])}, and were in time for {in_time} of {rounds}"
+    elif without:
+        found = f"unknown, because nothing has happened to {_named(without)} for {durations.idle:g} seconds"
+        advice = "run doctor again during the run"
+    else:
+        found = "not needed, because no take has waited for several large dense gradients"
+    return ok(found, advice)
 
 
 def _named(cases: Sequence[_Case]) -> str:
-    return listed(cases, _NAMED, lambda case: case.text)
+    return listed(
+        cases,
+        _NAMED,
+        lambda case: printable(case[0].name, QUOTED) + (f" (gradients of {bytes_text(case[1])})" if case[1] else ""),
+    )
 
 
 def _cases(transport: Transport) -> Iterator[_Case]:
@@ -118,10 +91,8 @@ def _cases(transport: Transport) -> Iterator[_Case]:
         nbytes, sum_bytes = _sizes(info, spec)
         wanted = Record.parse_wanted(transport.call(*Record.wanted_command(keys)))
         # A reducer works under the same conditions.
-        pays_off = nbytes >= ANNOUNCED_BYTES and wanted * nbytes > WORTHWHILE * sum_bytes
-        if info.reducer is not None or pays_off:
-            is_idle = info.read_at - info.last_activity > datetime.timedelta(seconds=durations.idle)
-            yield _Case(name, nbytes, info.reducer, is_idle)
+        if info.reducer is not None or (nbytes >= ANNOUNCED_BYTES and wanted * nbytes > WORTHWHILE * sum_bytes):
+            yield info, nbytes
 
 
 def _sizes(info: AccumulatorInfo, spec: AccumulatorSpec) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,8 @@ from redisacc._text import QUOTED, listed, printable
 from redisacc._wire.connect import DEFAULT_URL
 from redisacc._wire.faults import NotPermittedError
 from redisacc._wire.replies import parse_info
-from redisacc._wire.transport import Transport
+from redisacc._wire.slot_map import Address
+from redisacc._wire.transport import TIMEOUT, Transport
 from redisacc.errors import RedisAccError, ServerError
 from redisacc.tools.cli.checks import Finding, bad, ok, warn
 from redisacc.tools.monitoring.facts import bytes_text, count_text
@@ -61,20 +62,22 @@ class Server:
 
 def servers_of(transport: Transport) -> tuple[list[Server], dict[str, str]]:
     """Returns the server, or the masters of a cluster that answer; and address → why another one does not."""
-    infos, silent = _ask_all(transport, "INFO")
-    saves, _ = _ask_all(transport, "CONFIG", "GET", "save")
+    infos, silent = ask_all(transport, "INFO")
+    saves, _ = ask_all(transport, "CONFIG", "GET", "save")
     addresses = [*dict.fromkeys([*infos, *saves])] or [transport.address]
     found = [Server(each, parse_info(infos.get(each)), _takes_snapshots(saves.get(each))) for each in addresses]
     return found, silent
 
 
-def _ask_all(transport: Transport, *command: str) -> tuple[dict[str, Any], dict[str, str]]:
+def ask_all(
+    transport: Transport, *command: str, timeout: float = TIMEOUT, also: Sequence[Address] = ()
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns address → the reply of each master that answers, and address → why another one does not.
 
     There are no replies if this user may not run the command.
     """
     try:
-        replies, silent = transport.on_masters([command], reachable=True)
+        replies, silent = transport.on_masters([command], timeout=timeout, also=also, reachable=True)
     except ServerError:
         return {}, {}
     return {address: reply for address, [reply] in replies.items()}, silent

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -25,7 +25,7 @@ from redisacc.errors import (
     ServerUnavailableError,
     WaitTimeoutError,
 )
-from redisacc.tools.cli.shared.output import echo_wrapped
+from redisacc.tools.cli.shared.output import echo_wrapped, given
 
 FAILED, USAGE, NOT_FOUND, TIMED_OUT, STALE, UNAVAILABLE, INTERRUPTED = 1, 2, 3, 4, 5, 6, 130
 
@@ -60,6 +60,16 @@ def fail(message: str, exit_code: int = FAILED) -> NoReturn:
     raise Failure(message, exit_code)
 
 
+def refuse(is_wrong: object, text: str) -> None:
+    """Ends the command as wrong usage if its options are wrong.
+
+    Raises:
+        click.UsageError: they are.
+    """
+    if is_wrong:
+        raise click.UsageError(text)
+
+
 def report_failures(function: Callable[P, R]) -> Callable[P, R]:
     """Turns expected errors of a command into one line and an exit code, and Ctrl-C into exit code 130.
 
@@ -72,18 +82,17 @@ def report_failures(function: Callable[P, R]) -> Callable[P, R]:
             try:
                 return function(*args, **kwargs)
             except NotFoundError as error:
-                raise NotFoundError(f"{error}{_similar(kwargs)}") from None
+                raise NotFoundError(f"{error}{_similar(kwargs.get('name'))}") from None
 
     return run
 
 
-def _similar(options: Mapping[str, Any]) -> str:
+def _similar(name: object) -> str:
     """Returns a clause with names like the one that a command was given, or nothing."""
-    name = options.get("name")
     if not isinstance(name, str):
         return ""
     try:
-        return suggestion(connect(options.get("url")), name)
+        return suggestion(connect(given("url")), name)
     except RedisAccError:
         return ""
 

@@ -7,11 +7,9 @@ A leaf without a gradient is left out.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import sys
-import tempfile
 import zipfile
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
@@ -25,19 +23,18 @@ from redisacc._arrays.results import ApplyResult
 from redisacc._arrays.spec import described_by
 from redisacc._arrays.trees import Structure
 from redisacc._arrays.validation import Array
+from redisacc._checkpoints.file import replaced_file
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.sparse import SparseConditionalAccumulator
 from redisacc._handles.tree import TreeAccumulator
 from redisacc._text import listed, shown
-from redisacc.tools.cli.shared.failures import USAGE, fail
+from redisacc.tools.cli.shared.failures import USAGE, fail, refuse
 
 _PIECES = ("indices", "values", "shape")
 
 # Types for which numpy's files have no name are saved as the smallest type that holds them exactly.
 _SAVED_AS = {"bfloat16": np.float32}
 
-# The first bytes of a zip archive, which an .npz is; an empty archive begins differently.
-_ZIP = b"PK"
 # How many names of other arrays a message lists.
 _LISTED = 8
 # An archive may unpack to this many bytes, or to this many times its own size if that is more.
@@ -92,13 +89,15 @@ class GradientFiles:
         """Raises a click.UsageError if a file cannot be written, or cannot hold a gradient."""
         if str(output) == "-":
             return
-        if output.suffix not in (".npy", ".npz"):
-            raise click.UsageError(f"--output must end in .npy or .npz, or be -, not {output.name!r}")
-        if not self._is_single and output.suffix != ".npz":
-            raise click.UsageError(f"--output must end in .npz for {self._what}, not {output.name!r}")
+        refuse(
+            output.suffix not in (".npy", ".npz"), f"--output must end in .npy or .npz, or be -, not {output.name!r}"
+        )
+        refuse(
+            not self._is_single and output.suffix != ".npz",
+            f"--output must end in .npz for {self._what}, not {output.name!r}",
+        )
         folder = output.absolute().parent
-        if not os.access(folder, os.W_OK):
-            raise click.UsageError(f"--output: the directory {folder} does not exist or is not writable")
+        refuse(not os.access(folder, os.W_OK), f"--output: the directory {folder} does not exist or is not writable")
 
     def write(self, gradient: Any, output: Path) -> None:
         """Writes a gradient to a file, whole or not at all, and onto the disk before it returns; "-" is stdout."""
@@ -161,18 +160,9 @@ def write_arrays(arrays: Mapping[str, Array], output: Path, *, several: bool) ->
         sys.stdout.buffer.write(buffer.getvalue())
         sys.stdout.buffer.flush()
         return
-    npz = output.suffix == ".npz"
-    with tempfile.NamedTemporaryFile(dir=output.absolute().parent, prefix=f".{output.name}.", delete=False) as file:
-        try:
-            _write(arrays, file, npz=npz)
-            file.flush()
-            # The caller acknowledges the round next, which removes it from the server.
-            os.fsync(file.fileno())
-            os.replace(file.name, output)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(file.name)
-            raise
+    # On the disk, because the caller acknowledges the round next, which removes it from the server.
+    with replaced_file(output) as file:
+        _write(arrays, file, npz=output.suffix == ".npz")
 
 
 def _write(arrays: Mapping[str, Array], file: Any, *, npz: bool) -> None:
@@ -210,13 +200,13 @@ def read_arrays(path: str, names: Container[str], *, single: str | None) -> dict
                 data = io.BytesIO(data.read())
             size = data.seek(0, os.SEEK_END)
             data.seek(0)
-            if data.read(len(_ZIP)) != _ZIP:
-                data.seek(0)
-                array = numpy_format.read_array(data, allow_pickle=False)
+            found = np.load(data, allow_pickle=False)
+            if isinstance(found, np.ndarray):
                 if single is None:
                     raise _UnknownArraysError("one array without a name")
-                return {single: array}
-            return _read_zip(data, size, names)
+                return {single: found}
+            _check_archive(found.zip, size, names)
+            return {name: found[name] for name in found.files}
     except _UnknownArraysError as error:
         fail(f"{path} must hold the arrays of a gradient; it holds {error}", USAGE)
     except MemoryError:
@@ -229,19 +219,13 @@ class _UnknownArraysError(Exception):
     """A file holds arrays that no gradient has."""
 
 
-def _read_zip(data: BinaryIO, size: int, known: Container[str]) -> dict[str, Array]:
-    with zipfile.ZipFile(data) as archive:
-        members = archive.infolist()
-        names = [member.filename.removesuffix(".npy") for member in members]
-        foreign = [name for name in names if name not in known]
-        if foreign or len(set(names)) < len(names):
-            # Before anything is unpacked. A damaged file may list thousands.
-            raise _UnknownArraysError(listed(foreign or names, _LISTED, shown))
-        claimed = sum(member.file_size for member in members)
-        if claimed > max(_MAX_UNPACKED, size * _MAX_RATIO):
-            raise ValueError(f"its {size} bytes claim to unpack to {claimed}")
-        arrays = {}
-        for name, member in zip(names, members, strict=True):
-            with archive.open(member) as packed:
-                arrays[name] = numpy_format.read_array(packed, allow_pickle=False)
-        return arrays
+def _check_archive(archive: zipfile.ZipFile, size: int, known: Container[str]) -> None:
+    """Checks the names and sizes in an archive before anything is unpacked. A damaged one may list thousands."""
+    members = archive.infolist()
+    names = [member.filename.removesuffix(".npy") for member in members]
+    foreign = [name for name in names if name not in known]
+    if foreign or len(set(names)) < len(names):
+        raise _UnknownArraysError(listed(foreign or names, _LISTED, shown))
+    claimed = sum(member.file_size for member in members)
+    if claimed > max(_MAX_UNPACKED, size * _MAX_RATIO):
+        raise ValueError(f"its {size} bytes claim to unpack to {claimed}")

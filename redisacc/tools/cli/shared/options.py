@@ -23,6 +23,7 @@ from redisacc.errors import InvalidArgumentError, RedisAccError
 from redisacc.tools.admin.catalog import escape_glob, list_names
 from redisacc.tools.admin.rows import read_spec
 from redisacc.tools.cli.shared.failures import EXIT_CODES, USAGE, fail, report_failures
+from redisacc.tools.cli.shared.output import given
 
 # How many names or paths the shell is offered at most.
 _COMPLETIONS = 100
@@ -59,13 +60,17 @@ class NonEmptyPath(click.Path):
 PASSWORD = "REDISACC_PASSWORD"  # noqa: S105 - the name of a variable
 
 
-def _with_password(_context: click.Context, _parameter: click.Parameter, url: str | None) -> str | None:
-    """Returns a URL with the password of the environment, if it has none."""
+def _note(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    context.meta[f"redisacc.{parameter.name}"] = value
+
+
+def _note_with_password(context: click.Context, parameter: click.Parameter, url: str | None) -> None:
+    """Notes a URL with the password of the environment, if it has none."""
     scheme, mark, rest = (url or DEFAULT_URL).partition("://")
     password = os.environ.get(PASSWORD)
-    if not password or not mark or "@" in rest or "password=" in rest:
-        return url
-    return f"{scheme}://:{quote(password, safe='')}@{rest}"
+    if password and mark and "@" not in rest and "password=" not in rest:
+        url = f"{scheme}://:{quote(password, safe='')}@{rest}"
+    _note(context, parameter, url)
 
 
 def _redis(*, password: bool) -> click.Option:
@@ -73,18 +78,20 @@ def _redis(*, password: bool) -> click.Option:
         ["--redis", "url"],
         envvar="REDISACC_URL",
         metavar="URL",
-        callback=_with_password if password else None,
+        callback=_note_with_password if password else _note,
+        expose_value=False,
         help=f"The server{f', with the password in {PASSWORD} if the URL has none' * password}.  "
         f"[default: REDISACC_URL, else {DEFAULT_URL}]",
     )
 
 
-_JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
-_YES = click.Option(["--yes", "-y"], is_flag=True, help="Do not ask for confirmation.")
+_FLAG: dict[str, Any] = {"is_flag": True, "callback": _note, "expose_value": False}
+_JSON = click.Option(["--json"], help="Print JSON.", **_FLAG)
+_YES = click.Option(["--yes", "-y"], help="Do not ask for confirmation.", **_FLAG)
 
 
 # The settings of each command, so that it has the same help where it is used without the group.
-HELP = {"help_option_names": ["-h", "--help"]}
+HELP = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
 def command(
@@ -92,10 +99,11 @@ def command(
 ) -> Callable[[Callable[..., None]], click.Command]:
     """Makes a command of a function: it ends with one line and an exit code if something expected goes wrong.
 
-    Its last options are --redis, as the parameter ``url``, and those that are asked for here.
+    Its last options are --redis and those that are asked for here. Their values are no parameters of the function:
+    whatever needs them asks ``given``.
 
     Args:
-        json: whether it has the option --json, as the parameter ``as_json``.
+        json: whether it has the option --json.
         yes: whether it has the option --yes.
         password: whether the server's password may be in the environment.
         epilog: the last lines of its help.
@@ -128,7 +136,7 @@ def _complete_leaves(context: click.Context, _parameter: click.Parameter, incomp
 def _offered(context: click.Context, find: Callable[[Transport], Iterable[str]]) -> list[CompletionItem]:
     # Silent where no server answers, or nothing has that name: this runs while somebody types.
     try:
-        found = find(connect(context.params.get("url") or None))
+        found = find(connect(context.meta.get("redisacc.url") or None))
     except RedisAccError:
         return []
     return [CompletionItem(text) for text in itertools.islice(filter(str.isprintable, found), _COMPLETIONS)]
@@ -183,13 +191,18 @@ def transport_of(url: str | None) -> Transport:
     return transport
 
 
-def confirm(question: str, *, yes: bool) -> None:
+def the_server() -> Transport:
+    """Returns the transport to the server that the command was given, as ``transport_of`` does."""
+    return transport_of(given("url"))
+
+
+def confirm(question: str) -> None:
     """Asks before something is deleted for good. Returns if the answer is yes, and at once with --yes.
 
     Raises:
         Failure: the answer is no, or the input is not a terminal and --yes is missing.
     """
-    if yes:
+    if given("yes"):
         return
     if not sys.stdin.isatty():
         fail("this needs a confirmation, and the input is not a terminal; --yes confirms in advance", USAGE)

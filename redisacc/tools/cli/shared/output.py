@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
@@ -20,6 +19,15 @@ from rich.text import Text
 from redisacc._format.entries import WorkerInfo
 from redisacc._text import printable
 from redisacc.tools.monitoring.facts import number_text
+
+# What the command that runs was given
+
+
+def given(option: str) -> Any:
+    """Returns the value of an option that many commands share: "url", "json" or "yes"; None if the command has none."""
+    context = click.get_current_context(silent=True)
+    return None if context is None else context.meta.get(f"redisacc.{option}")
+
 
 # Workers
 
@@ -38,30 +46,36 @@ def by_name(workers: Iterable[WorkerInfo]) -> list[WorkerInfo]:
 # JSON
 
 
-def json_value(value: Any) -> Any:  # noqa: PLR0911
+def json_value(value: Any) -> Any:
     """Returns a value that JSON can hold: times in ISO 8601; numbers that JSON lacks (nan, inf, complex) as text."""
-    if isinstance(value, Mapping):
-        return {str(key): json_value(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return [json_value(item) for item in value]
-    if isinstance(value, (list, tuple)):
-        return [json_value(item) for item in value]
-    if isinstance(value, datetime.datetime):
-        return value.isoformat()
-    if value is None or isinstance(value, (str, bool)):
-        return value
-    if isinstance(value, (int, np.integer)):
-        return int(value)
-    if isinstance(value, (complex, np.complexfloating)):
-        return number_text(value)
+    return json.loads(json.dumps(value, default=_simpler), parse_constant=lambda text: str(float(text)))
+
+
+def _simpler(value: Any) -> Any:
+    match value:
+        case np.ndarray():
+            return list(value)
+        case datetime.datetime():
+            return value.isoformat()
+        case np.integer():
+            return int(value)
+        case complex() | np.complexfloating():
+            return number_text(value)
     # bfloat16 is no subclass of numpy's floating.
-    number = float(value)
-    return number if math.isfinite(number) else str(number)
+    return float(value)
 
 
 def echo_json(value: Any, *, indent: int | None = 2) -> None:
     """Prints a value as JSON, in ASCII: safe for every terminal."""
-    click.echo(json.dumps(json_value(value), indent=indent, allow_nan=False))
+    click.echo(json.dumps(json_value(value), indent=indent))
+
+
+def report(facts: Any, text: str, *, err: bool = False) -> None:
+    """Prints the facts with --json, and else the line, wrapped as ``echo_wrapped`` does."""
+    if given("json"):
+        echo_json(facts)
+    else:
+        echo_wrapped(text, err=err)
 
 
 # Lines and tables
@@ -100,15 +114,15 @@ def print_facts(name: str, kind: str, facts: Iterable[tuple[str, str]]) -> None:
             echo_wrapped(f"  {label:<13}{printable(text)}", indent=15)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, indent: int = 0) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, indent: int = 0) -> None:
     """Prints a table: cut to the width of a terminal, whole into a pipe.
 
     Args:
         columns: the titles; columns whose title begins with ">" are aligned to the right.
-        rows: a text for each column; escaped here.
+        rows: a value for each column, which becomes a text here and is escaped.
         indent: number of spaces in front of each line.
     """
-    rows = [[printable(cell) for cell in row] for row in rows]
+    texts = [[printable(str(cell)) for cell in row] for row in rows]
     out = console()
     gap = 1 if out.is_terminal and len(columns) > 6 else 2
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
@@ -116,9 +130,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, indent
     for column, title in zip(columns, titles, strict=True):
         justify: JustifyMethod = "left" if column == title else "right"
         table.add_column(Text(title), justify=justify, no_wrap=True, overflow="ellipsis")
-    for row in rows:
+    for row in texts:
         table.add_row(*map(Text, row))
-    widths = [max(map(cell_len, column)) + gap for column in zip(titles, *rows, strict=True)]
+    widths = [max(map(cell_len, column)) + gap for column in zip(titles, *texts, strict=True)]
     if out.is_terminal:
         # The first column, a name, gives way where the others leave it too little room.
         table.columns[0].max_width = max(8, out.width - indent - sum(widths[1:]))

@@ -10,33 +10,6 @@ from typing import NamedTuple, TypeVar
 
 from redisacc._text import printable
 
-__all__ = [
-    "CAME",
-    "FAILED",
-    "FINISHED",
-    "JOINS",
-    "MEETS",
-    "MOST_HOSTS",
-    "NAME",
-    "READY",
-    "STARTED",
-    "STARTING",
-    "TAKES_PART",
-    "WORKS",
-    "Agreement",
-    "Host",
-    "MeetingError",
-    "Member",
-    "Terms",
-    "advance",
-    "begin",
-    "come_by_now",
-    "nodes_started",
-    "read",
-    "read_agreement",
-    "text_of",
-]
-
 MOST_HOSTS = 500
 
 # Stages of a host: it has come; its nodes have started; its processes work; they have ended with 0; one was given up.

@@ -34,8 +34,6 @@ from redisacc.tools.launch.hosts.meeting_point import LATE, LEASE, Meet, Meeting
 from redisacc.tools.launch.hosts.news import News, Seen
 from redisacc.tools.launch.run import Look
 
-__all__ = ["Attendance"]
-
 # Seconds between two beats, usually and before the training begins.
 _BEAT = 0.5
 _EARLY_BEAT = 0.2
@@ -154,7 +152,7 @@ class Attendance:
             self.agreement, self.hosts, self._late = agreement, found.hosts, found.late
             code = None if agreement is None else _CODES.get(agreement.phase)
             for line in self._news.lines(Seen(agreement, found.hosts), settled=settled):
-                self._looks.put(Look(printable(line), is_over=code is not None, code=code or 0))
+                self._looks.put(Look(printable(line), code))
 
     def _lead(self, agreement: Agreement | None, hosts: dict[str, Host]) -> Agreement | None:
         if agreement is None:
@@ -192,7 +190,7 @@ class Attendance:
         self._answered_at = clock.now()
         if self.is_silent:
             self.is_silent = False
-            self._looks.put(Look(f"the meeting point at {self._meet} answers again", is_over=False))
+            self._looks.put(Look(f"the meeting point at {self._meet} answers again"))
 
     def _not_answered(self, error: Exception) -> None:
         if not self.is_silent and clock.now() - self._answered_at >= LEASE:
@@ -200,8 +198,8 @@ class Attendance:
             works = self.agreement is not None and self.agreement.phase == READY
             what = "Processes continue, without news of other hosts," if works else "All hosts wait"
             text = f"the meeting point at {self._meet} does not answer ({printable(str(error), 200)}). {what} until"
-            self._looks.put(Look(f"{text} the same command runs on its host again", is_over=False))
+            self._looks.put(Look(f"{text} the same command runs on its host again"))
 
     def _fail(self, error: str) -> None:
         self.error = error
-        self._looks.put(Look(error, is_over=True))
+        self._looks.put(Look(error, 1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import ipaddress
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +15,10 @@ import redis
 
 from redisacc._clock import clock
 from redisacc._text import printable, seconds_text
+from redisacc._wire.slot_map import Address
 from redisacc.embedded import Server
-from redisacc.embedded.addresses import TLS, TCPAddress
+from redisacc.embedded.addresses import TLS, is_loopback
+from redisacc.embedded.cluster_node import BUS_OFFSET
 from redisacc.embedded.forming import RemoteNode
 from redisacc.embedded.rejoining import NoNodeAnswersError
 from redisacc.embedded.server_process import PortInUseError
@@ -41,12 +42,10 @@ from redisacc.tools.launch.hosts.agreement import (
 )
 from redisacc.tools.launch.hosts.attendance import Attendance
 from redisacc.tools.launch.hosts.meeting_point import LEASE, Meet, MeetingPoint, can_listen_at, own_address_towards
-from redisacc.tools.launch.hosts.nodes import BUS_OFFSET, Nodes, form_cluster, remote_nodes
+from redisacc.tools.launch.hosts.nodes import Nodes, form_cluster, remote_nodes
 from redisacc.tools.launch.restarts import Restarts
 from redisacc.tools.launch.run import CannotStartError, Look
 from redisacc.tools.launch.server_keeper import ServerKeeper
-
-__all__ = ["HostOptions", "ThisHost"]
 
 # Seconds until a wait is said, and the longest time until it is said again: each time it is twice as long.
 _FIRST_WORD = 5.0
@@ -56,15 +55,15 @@ _PAUSE = 0.05
 _LAST_WORDS = 3.0
 
 
-@dataclasses.dataclass(frozen=True)
-class HostOptions:
-    """What the command says about this host.
+@dataclasses.dataclass(eq=False, kw_only=True)
+class ThisHost:
+    """This host in a run of several. Use it in a ``with`` block, which ends its servers.
 
     Attributes:
         meet: where the hosts meet.
         terms: what every host must say.
         name: the name of this host.
-        address: its IP address. None means the one by which it reaches the meeting point.
+        address: its IP address; "": the one by which it reaches the meeting point, once that is found.
         node_port: the port of its node; that of its replica is the next one.
         joins: whether it takes the place of a host that is gone, or comes as a guest.
         password: what every server of the run asks for.
@@ -73,12 +72,13 @@ class HostOptions:
         durable: whether its nodes write every change to disk.
         restarts: returns what is known of the deaths of a server, given what says whether hosts are gone.
         grace: seconds that other hosts have to end when the meeting host is gone.
+        say: writes a line for people, as long as `come` or `finish` blocks.
     """
 
     meet: Meet
     terms: Terms
     name: str
-    address: str | None
+    address: str
     node_port: int
     joins: bool
     password: str | None = dataclasses.field(repr=False)
@@ -87,26 +87,14 @@ class HostOptions:
     durable: bool
     restarts: Callable[[Callable[[], bool]], Restarts]
     grace: float
+    say: Callable[[str], None]
 
-
-class ThisHost:
-    """This host in a run of several. Use it in a ``with`` block, which ends its servers.
-
-    Args:
-        options: what the command says.
-        say: writes a line for people, as long as `come` or `finish` blocks.
-    """
-
-    def __init__(self, options: HostOptions, say: Callable[[str], None]) -> None:
-        self._options = options
-        self._say = say
+    def __post_init__(self) -> None:
         self._run = secrets.token_hex(16)
-        self._address = ""
         self._meeting_server: Server | None = None
         self._meeting_keeper: ServerKeeper | None = None
-        self._attendance: Attendance | None = None
+        self._present: Attendance | None = None
         self._nodes: Nodes | None = None
-        self._node_starts = 0
         # Why the nodes are not back yet.
         self._why = ""
 
@@ -114,50 +102,49 @@ class ThisHost:
 
     def url(self, *, password: bool) -> str:
         """Returns the URL of the cluster, with the password or without it."""
-        tls, secret = self._options.tls, self._options.password
-        access = f":{quote(secret, safe='')}@" if password and secret is not None else ""
+        access = f":{quote(self.password, safe='')}@" if password and self.password is not None else ""
         nodes = ",".join(
-            str(TCPAddress(port, member.address, secret, tls))
-            for member in self._agreement.members
-            for port in member.node_ports
+            str(Address(member.address, port)) for member in self._agreement.members for port in member.node_ports
         )
-        if tls is None:
+        if self.tls is None:
             return f"redis+cluster://{access}{nodes}"
-        settings = {name: str(value).lower() if value is False else value for name, value in tls.settings.items()}
+        settings = self.tls.settings | {"ssl_check_hostname": "false"}
         return f"rediss+cluster://{access}{nodes}?{urlencode(settings)}"
 
     @property
     def addresses(self) -> list[str]:
         """HOST:PORT of each node of this host."""
-        if self._nodes is None:
-            return []
-        return [str(TCPAddress(port, self._address, self._options.password)) for port in self._ports]
+        return [] if self._nodes is None else [str(Address(self.address, port)) for port in self._ports]
 
     @property
     def number(self) -> int:
         """The number of this host. The first one, which has the chief, is 0."""
-        return self._agreement.names.index(self._options.name)
+        return self._agreement.names.index(self.name)
 
     @property
     def is_guest(self) -> bool:
         """Whether this host has joined with workers only."""
-        return self.number >= self._options.terms.hosts
+        return self.number >= self.terms.hosts
 
     @property
     def lacks_hosts(self) -> bool:
         """Whether another host may be gone. If so, a process may have died of that."""
-        return self._attendance is not None and self._attendance.lacks_hosts
+        return self._present is not None and self._present.lacks_hosts
+
+    @property
+    def _attendance(self) -> Attendance:
+        assert self._present is not None, "this host has come"
+        return self._present
 
     @property
     def _agreement(self) -> Agreement:
-        assert self._attendance is not None, "this host has come"
         assert self._attendance.agreement is not None, "there is an agreement"
         return self._attendance.agreement
 
     @property
     def _ports(self) -> tuple[int, ...]:
-        port, replicas = self._options.node_port, self._options.terms.replicas
-        return tuple(range(port, port + 1 + replicas)) if self._options.terms.nodes else ()
+        port, replicas = self.node_port, self.terms.replicas
+        return tuple(range(port, port + 1 + replicas)) if self.terms.nodes else ()
 
     # Coming
 
@@ -170,14 +157,13 @@ class ThisHost:
         try:
             self._come()
         except ServerError as error:
-            raise CannotStartError(str(error), 1) from None
+            raise CannotStartError(str(error)) from None
 
     def _come(self) -> None:
         address = self._find_meeting_point()
-        options = self._options
-        point = MeetingPoint(options.meet, options.password, options.tls)
+        point = MeetingPoint(self.meet, self.password, self.tls)
         host = self._register(point, address)
-        self._attendance = Attendance(options.meet, point, host, options.terms, self._form)
+        self._present = Attendance(self.meet, point, host, self.terms, self._form)
         self._wait_until(self._has_place, self._who_is_missing)
         if self.is_guest:
             self._wait_until(self._is_ready, self._what_starts)
@@ -187,8 +173,8 @@ class ThisHost:
 
     def _find_meeting_point(self) -> str:
         """Blocks until the meeting point has an IP address, and returns it. Finds this host's, too."""
-        meet = self._options.meet
-        reminder = _Reminder(self._say)
+        meet = self.meet
+        reminder = _Reminder(self.say)
         while True:
             try:
                 address = meet.resolve()
@@ -198,49 +184,48 @@ class ThisHost:
             clock.sleep(0.5)
         try:
             # If the meeting point is here, other hosts reach this one by its address.
-            self._address = self._options.address or own_address_towards(address, meet.port)
-            if can_listen_at(self._address, 0) is None:
-                raise CannotStartError(f"{self._address} is no address of this host: give its own as --address", 1)
+            self.address = self.address or own_address_towards(address, meet.port)
+            if can_listen_at(self.address, 0) is None:
+                raise CannotStartError(f"{self.address} is no address of this host: give its own as --address")
         except OSError as error:
-            raise CannotStartError(f"cannot use {meet}: {error}", 1) from None
-        if ipaddress.ip_address(address).is_loopback and not meet.is_loopback:
+            raise CannotStartError(f"cannot use {meet}: {error}") from None
+        if is_loopback(address) and not is_loopback(meet.host):
             raise CannotStartError(
                 f"{meet.host} is {address} on this machine, which other machines cannot reach: give --meet with the "
-                "address that the others use, or correct /etc/hosts",
-                1,
+                "address that the others use, or correct /etc/hosts"
             )
         return address
 
     def _start_meeting_point(self, address: str) -> None:
         """Starts the meeting point if it is on this host and nobody listens there."""
-        meet, password, tls = self._options.meet, self._options.password, self._options.tls
+        meet, password, tls = self.meet, self.password, self.tls
         # All addresses of the loopback interface are this machine's, and those that differ stand for other machines.
-        if meet.is_loopback and self._address != address:
+        if is_loopback(meet.host) and self.address != address:
             return
         try:
             free = can_listen_at(address, meet.port)
         except OSError as error:
-            raise CannotStartError(f"cannot use {meet}: {error}", 1) from None
+            raise CannotStartError(f"cannot use {meet}: {error}") from None
         if free:
             with contextlib.suppress(PortInUseError):
                 server = Server(port=meet.port, host=address, password=password, tls=tls)
                 server.start()
                 self._meeting_server = server
                 self._meeting_keeper = ServerKeeper(
-                    server, self._options.restarts(lambda: False), keeps_data=True, name="the meeting point"
+                    server, self.restarts(lambda: False), keeps_data=True, name="the meeting point"
                 )
 
     def _register(self, point: MeetingPoint, address: str) -> Host:
         """Blocks until this host has its lease at the meeting point, which it starts if that is here."""
-        meet, options = self._options.meet, self._options
-        reminder, alive_until = _Reminder(self._say), None
+        meet = self.meet
+        reminder, alive_until = _Reminder(self.say), None
         while True:
             if self._meeting_server is None:
                 # At first, the server of an earlier command may still be there, and end.
                 self._start_meeting_point(address)
-            role = MEETS if self._meeting_server is not None else JOINS if options.joins else TAKES_PART
+            role = MEETS if self._meeting_server is not None else JOINS if self.joins else TAKES_PART
             ports = ",".join(map(str, self._ports))
-            host = Host(options.name, self._run, role, CAME, self._address, ports, "", "0", "0", options.terms.text)
+            host = Host(self.name, self._run, role, CAME, self.address, ports, "", "0", "0", self.terms.text)
             try:
                 self._check_terms(*point.look())
                 if not point.beat(host, None).is_taken:
@@ -251,8 +236,7 @@ class ThisHost:
                     raise CannotStartError(
                         f"host {host.name} takes part in the run at {meet} already, and its command runs. If this is "
                         "another host, give it its own --host-name; another run needs another port in "
-                        "--meet",
-                        1,
+                        "--meet"
                     )
                 reminder.remind("waiting for the end of the earlier command of this host")
             except (redis.ConnectionError, redis.TimeoutError, redis.WatchError) as error:
@@ -266,56 +250,51 @@ class ThisHost:
                 if isinstance(error, redis.AuthenticationError) or "AUTH" in str(error):
                     raise self._wrong_password() from None
                 raise CannotStartError(
-                    f"the server at {meet} is not the meeting point of a run: {printable(str(error), 200)}", 1
+                    f"the server at {meet} is not the meeting point of a run: {printable(str(error), 200)}"
                 ) from None
             clock.sleep(0.2)
 
     def _wrong_password(self) -> CannotStartError:
-        given = "another password" if self._options.password else "a password"
+        given = "another password" if self.password else "a password"
         return CannotStartError(
-            f"the meeting point at {self._options.meet} has {given}: give the same one on every host, in "
-            "REDISACC_PASSWORD or --password-file. Or another server uses this port",
-            1,
+            f"the meeting point at {self.meet} has {given}: give the same one on every host, in "
+            "REDISACC_PASSWORD or --password-file. Or another server uses this port"
         )
 
     def _check_terms(self, agreement: Agreement | None, hosts: Mapping[str, Host]) -> None:
         """Checks that this command may take part, as far as it can be seen now."""
-        meet, own = self._options.meet, self._options.terms.text
+        meet, own = self.meet, self.terms.text
         terms = next((host.terms for host in hosts.values() if host.role == MEETS), own)
         terms = terms if agreement is None else agreement.terms
         if terms != own:
             raise CannotStartError(
                 f"another run meets at {meet}, or the commands differ: it was started with `{terms}`, and this "
                 f"command is `{own}`. Give the same command on every host, and another port in --meet for another "
-                "run",
-                1,
+                "run"
             )
         if agreement is not None:
             self._check_room(agreement, hosts)
 
     def _check_room(self, agreement: Agreement, hosts: Mapping[str, Host]) -> None:
-        name = self._options.name
+        name = self.name
         if agreement.phase in (FINISHED, FAILED):
-            raise CannotStartError(f"the run at {self._options.meet} has just ended: wait a few seconds", 1)
-        if self._options.joins or self._meeting_server is not None or name in agreement.names:
+            raise CannotStartError(f"the run at {self.meet} has just ended: wait a few seconds")
+        if self.joins or self._meeting_server is not None or name in agreement.names:
             return
         members = [member.name for member in agreement.members]
         gone = [member for member in members if member not in hosts]
         also = f". Missing: {', '.join(gone)}; with --join, this host takes that place"
         raise CannotStartError(
-            f"host {name} is one too many for the {len(members)} hosts at {self._options.meet}, which are "
-            f"{', '.join(members)}{also if gone else '. With --join, it adds workers'}",
-            1,
+            f"host {name} is one too many for the {len(members)} hosts at {self.meet}, which are "
+            f"{', '.join(members)}{also if gone else '. With --join, it adds workers'}"
         )
 
     def _has_place(self, agreement: Agreement | None) -> bool:
-        assert self._attendance is not None
         self._check_terms(agreement, self._attendance.hosts)
-        return agreement is not None and self._options.name in agreement.names
+        return agreement is not None and self.name in agreement.names
 
     def _who_is_missing(self, agreement: Agreement | None) -> str:
-        assert self._attendance is not None
-        terms, meet, hosts = self._options.terms, self._options.meet, self._attendance.hosts
+        terms, meet, hosts = self.terms, self.meet, self._attendance.hosts
         if agreement is not None:
             return f"waiting for a place in the run at {meet}"
         if all(host.role != MEETS for host in hosts.values()):
@@ -335,7 +314,6 @@ class ThisHost:
         return agreement is not None and agreement.phase != STARTING
 
     def _what_starts(self, agreement: Agreement | None) -> str:
-        assert self._attendance is not None
         assert agreement is not None
         hosts = self._attendance.hosts
         gone = [name for name in agreement.names if name not in hosts]
@@ -347,19 +325,18 @@ class ThisHost:
         return "waiting for the nodes of all hosts to become one cluster"
 
     def _start_nodes(self) -> None:
-        assert self._attendance is not None
-        options, agreement = self._options, self._agreement
+        agreement = self._agreement
         own = agreement.members[self.number].nodes
-        if options.terms.nodes:
+        if self.terms.nodes:
             self._check_ports()
             self._nodes = Nodes(
-                self._address,
+                self.address,
                 self._ports,
-                options.password,
-                options.tls,
-                directory=options.directory,
-                durable=options.durable,
-                restarts=lambda: options.restarts(lambda: self.lacks_hosts),
+                self.password,
+                self.tls,
+                directory=self.directory,
+                durable=self.durable,
+                restarts=lambda: self.restarts(lambda: self.lacks_hosts),
                 others=self._other_nodes,
             )
             if agreement.phase == STARTING:
@@ -381,37 +358,31 @@ class ThisHost:
     def _check_ports(self) -> None:
         for port in (*self._ports, *(port + BUS_OFFSET for port in self._ports)):
             try:
-                free = can_listen_at(self._address, port)
+                free = can_listen_at(self.address, port)
             except OSError as error:
-                raise CannotStartError(f"cannot use port {port} for a node: {error}", 1) from None
+                raise CannotStartError(f"cannot use port {port} for a node: {error}") from None
             if not free:
                 raise CannotStartError(
-                    f"port {port} of {self._address} is in use, by another run or another program: choose "
-                    "another --node-port, or another port in --meet",
-                    1,
+                    f"port {port} of {self.address} is in use, by another run or another program: choose "
+                    "another --node-port, or another port in --meet"
                 )
 
     def _other_nodes(self) -> list[RemoteNode]:
-        others = [member for member in self._agreement.members if member.name != self._options.name]
-        return remote_nodes(others, self._options.password, self._options.tls)
+        others = [member for member in self._agreement.members if member.name != self.name]
+        return remote_nodes(others, self.password, self.tls)
 
     def _form(self, agreement: Agreement) -> None:
-        if self._options.terms.nodes:
-            form_cluster(agreement, self._options.password, self._options.tls)
+        if self.terms.nodes:
+            form_cluster(agreement, self.password, self.tls)
 
     # While processes work
 
     def look(self) -> Look | None:
         """Returns what there is to say of other hosts and of this host's servers. Never blocks."""
-        assert self._attendance is not None
-        found = self._attendance.look()
-        if found is None and self._nodes is not None:
-            found = self._nodes.look()
-            if self._nodes.starts != self._node_starts:
-                self._node_starts = self._nodes.starts
-                self._attendance.tell(starts=str(self._node_starts))
-        if found is None and self._meeting_keeper is not None:
-            found = self._meeting_keeper.look()
+        own = [server for server in (self._nodes, self._meeting_keeper) if server is not None]
+        found = next(filter(None, (each.look() for each in (self._attendance, *own))), None)
+        if self._nodes is not None:
+            self._attendance.tell(starts=str(self._nodes.starts))
         return found
 
     # The end
@@ -426,7 +397,6 @@ class ThisHost:
         Returns:
             The exit code of the command.
         """
-        assert self._attendance is not None
         if stopped or self.is_guest or self._attendance.error is not None:
             return code
         if code:
@@ -437,15 +407,15 @@ class ThisHost:
             self._say_looks()
             return code
         self._attendance.tell(stage=FINISHED)
-        reminder = _Reminder(self._say)
+        reminder = _Reminder(self.say)
         alone_at: float | None = None
         while self._agreement.phase == READY:
             end = self._say_looks()
             if end is not None:
                 return end
-            alone_at = (alone_at or clock.now() + self._options.grace) if self._attendance.is_silent else None
+            alone_at = (alone_at or clock.now() + self.grace) if self._attendance.is_silent else None
             if alone_at is not None and clock.now() >= alone_at:
-                self._say(
+                self.say(
                     "the meeting host still does not answer, and the processes of this host have ended: the run ends"
                 )
                 return 0
@@ -457,21 +427,20 @@ class ThisHost:
     def _say_looks(self) -> int | None:
         """Says what there is to say. Returns the exit code if it is over."""
         while (found := self.look()) is not None:
-            self._say(found.text)
-            if found.is_over:
+            self.say(found.text)
+            if found.code is not None:
                 return found.code
         return None
 
     def _wait_until(self, is_done: Callable[[Agreement | None], bool], text: Callable[[Agreement | None], str]) -> None:
-        assert self._attendance is not None
-        reminder = _Reminder(self._say)
+        reminder = _Reminder(self.say)
         while True:
             agreement = self._attendance.agreement
             done = is_done(agreement)
             while (found := self.look()) is not None:
-                if found.is_over:
-                    raise CannotStartError(found.text, 1)
-                self._say(found.text)
+                if found.code is not None:
+                    raise CannotStartError(found.text)
+                self.say(found.text)
             if done:
                 return
             reminder.remind(text(agreement))
@@ -489,8 +458,8 @@ class ThisHost:
                 self._nodes.stop()
         finally:
             try:
-                if self._attendance is not None:
-                    self._attendance.leave()
+                if self._present is not None:
+                    self._present.leave()
             finally:
                 if self._meeting_server is not None:
                     self._meeting_server.stop()

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import socket
 from itertools import islice
 from typing import Any, NamedTuple
@@ -18,10 +17,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from redisacc._wire.slot_map import Address
 from redisacc.embedded.addresses import TLS
 from redisacc.tools.launch.hosts.agreement import CAME, MOST_HOSTS, Agreement, Host, read, read_agreement, text_of
-
-__all__ = ["LATE", "LEASE", "Beat", "Meet", "MeetingPoint", "can_listen_at", "own_address_towards"]
 
 # A host that has not shown for this many seconds that it lives is gone.
 LEASE = 5.0
@@ -34,31 +32,8 @@ _AGREEMENT = "redisacc:meeting"
 _HOST = "redisacc:meeting:host:"
 
 
-class Meet:
-    """The address at which the hosts meet.
-
-    Args:
-        host: a name or an IP address.
-        port: a TCP port.
-    """
-
-    def __init__(self, host: str, port: int) -> None:
-        self.host = host
-        self.port = port
-
-    def __str__(self) -> str:
-        """Returns HOST:PORT, as the command says it."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+class Meet(Address):
+    """The address at which the hosts meet: a name or an IP address, and a TCP port."""
 
     def resolve(self) -> str:
         """Returns its IP address.

@@ -18,8 +18,6 @@ from redisacc.tools.launch.hosts.agreement import (
     come_by_now,
 )
 
-__all__ = ["News", "Seen", "workers_text"]
-
 
 class Seen(NamedTuple):
     """What a host sees at the meeting point.

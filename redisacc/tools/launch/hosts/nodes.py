@@ -20,8 +20,6 @@ from redisacc.tools.launch.restarts import Restarts
 from redisacc.tools.launch.run import Look
 from redisacc.tools.launch.server_keeper import ServerKeeper
 
-__all__ = ["BUS_OFFSET", "Nodes", "form_cluster"]
-
 # A node counts as failed after this many milliseconds without an answer, and a replica takes over about as much later.
 _NODE_TIMEOUT_MS = 5_000
 
@@ -96,11 +94,6 @@ class Nodes:
         """How often nodes have been started again."""
         return sum(keeper.starts for keeper in self._keepers)
 
-    @property
-    def pids(self) -> list[int]:
-        """The process ids of the nodes."""
-        return [node.pid for node in self._nodes]
-
     def start(self) -> tuple[str, ...]:
         """Starts nodes that are to become a cluster. Returns their ids.
 
@@ -142,11 +135,7 @@ class Nodes:
 
     def look(self) -> Look | None:
         """Looks after the nodes. Returns what there is to say. Never blocks."""
-        for keeper in self._keepers:
-            found = keeper.look()
-            if found is not None:
-                return found
-        return None
+        return next(filter(None, (keeper.look() for keeper in self._keepers)), None)
 
     def stop(self) -> None:
         """Stops the nodes and blocks until they have ended."""
