@@ -199,6 +199,31 @@ class Attempt(ABC):
             self._sweep()
         return reply
 
+    def _messages(self, gradient: str, parts: Mapping[int, Part], every: int = 0) -> dict[int, Hint]:
+        """Returns the messages that tell of parts: the number of a part → the message that is sent behind it.
+
+        Args:
+            gradient: the id of the gradient.
+            parts: the parts, by their numbers.
+            every: after this many bytes, a message tells of all parts so far; 0: each part has a message of its own.
+        """
+        keys, messages, in_partitions = self._way.keys, dict[int, Hint](), bool(self._way.keys.partitions)
+        step = len(keys.partitions) or 1
+        unannounced = [0] * step
+        for number, part in parts.items() if self._is_announced else ():
+            first, position = divmod(number, step)
+            unannounced[position] += part.nbytes
+            is_due = unannounced[position] >= every
+            if every and number + step >= len(parts):
+                # In one slot, the script announces the last ones.
+                is_due = in_partitions
+            if is_due:
+                at = position if in_partitions else None
+                text = parts_arrived(gradient, first + 1, at) if every else parts_arrived(gradient, 1, at, first)
+                messages[number] = Hint(("PUBLISH", keys.wake_of(at), text))
+                unannounced[position] = 0
+        return messages
+
     def _sweep(self, abandoned: Sequence[StoredAttempt] = ()) -> None:
         sweep_quietly(self._way.transport, self._way.keys, abandoned, min_replicas=self._way.min_replicas)
 
@@ -231,9 +256,10 @@ class SlotAttempt(Attempt):
         asks = asks and bool(parts)
         before: list[Command] = []
         if parts and not asks:
-            way = self._way
-            message_bytes = (MESSAGE_BYTES * LOCAL_MESSAGES if way.transport.is_local else MESSAGE_BYTES) * announced
-            before = written(way.keys, self._name, parts, message_bytes)
+            way, numbered = self._way, dict(enumerate(parts))
+            every = MESSAGE_BYTES * LOCAL_MESSAGES if way.transport.is_local else MESSAGE_BYTES
+            messages = self._messages(self._name, numbered, every) if announced else {}
+            before = written(way.keys, self._name, numbered, messages)
             if announced and self._is_announced:
                 before.insert(0, self._announcement())
         return self._counted(before=before, asks=asks)
@@ -243,13 +269,8 @@ class SlotAttempt(Attempt):
         return self._renewed(parts_arrived(self._name, 0), before=before)
 
     def write(self, parts: Mapping[int, Part]) -> bool:
-        keys = self._way.keys
-        commands: list[Command] = []
-        for number, part in parts.items():
-            commands.append(("SET", keys.part(self._name, number), part, "NX", "PX", PART_MS))
-            if self._is_announced:
-                commands.append(Hint(("PUBLISH", keys.wake, parts_arrived(self._name, 1, None, number))))
-        self._way.transport.pipeline(commands)
+        name, way = self._name, self._way
+        way.transport.pipeline(written(way.keys, name, parts, self._messages(name, parts)))
         return True
 
     def renew(self, written: Sequence[int] | None) -> str:
@@ -322,8 +343,8 @@ class PartitionAttempt(Attempt):
         self._place = registered.place
         way, attempt = self._way, self._listed
         with self._given_up_on_error():
-            hints = self._messages(attempt.id, parts) if announced and self._is_announced else None
-            if not self._write(dict(enumerate(parts)), hints):
+            numbered = dict(enumerate(parts))
+            if not self._write(numbered, self._messages(attempt.id, numbered, MESSAGE_BYTES) if announced else {}):
                 # If the attempt was swept and forgotten before all parts were written, only we know the rest.
                 remove_parts_quietly(way.transport, way.keys, [attempt])
                 self._sweep([attempt])
@@ -344,14 +365,7 @@ class PartitionAttempt(Attempt):
         return "renewed"
 
     def write(self, parts: Mapping[int, Part]) -> bool:
-        attempt, keys = self._listed.id, self._way.keys
-        hints = {}
-        if self._is_announced:
-            for number in parts:
-                first, position = divmod(number, len(keys.partitions))
-                text = parts_arrived(attempt, 1, position, first)
-                hints[number] = Hint(("PUBLISH", keys.wake_of(position), text))
-        return self._write(parts, hints)
+        return self._write(parts, self._messages(self._listed.id, parts))
 
     def renew(self, written: Sequence[int] | None) -> str:  # noqa: ARG002
         attempt = self._listed
@@ -399,7 +413,7 @@ class PartitionAttempt(Attempt):
             holds_ms=holds_ms,
         )
 
-    def _write(self, parts: Mapping[int, Part], hints: Mapping[int, Hint] | None) -> bool:
+    def _write(self, parts: Mapping[int, Part], hints: Mapping[int, Hint]) -> bool:
         way = self._way
         replicas = write_parts(
             way.transport,
@@ -428,21 +442,6 @@ class PartitionAttempt(Attempt):
         self._sweep()
         return reply
 
-    def _messages(self, attempt: str, parts: Sequence[Part]) -> dict[int, Hint]:
-        """Returns the messages by which nodes tell of parts that have arrived: the number of a part → its message."""
-        step = len(self._way.keys.partitions)
-        messages = {}
-        for position in range(step):
-            unannounced = 0
-            numbers = range(position, len(parts), step)
-            for count, number in enumerate(numbers, start=1):
-                unannounced += parts[number].nbytes
-                if unannounced >= MESSAGE_BYTES or count == len(numbers):
-                    text = parts_arrived(attempt, count, position)
-                    messages[number] = Hint(("PUBLISH", self._way.keys.wake_of(position), text))
-                    unannounced = 0
-        return messages
-
     def _given_up_on_error(self) -> Any:
         way = self._way
         return given_up_on_error(way.transport, way.keys, [self._listed], min_replicas=way.min_replicas)
@@ -453,25 +452,20 @@ def lease_of(nbytes: int) -> int:
     return ATTEMPT_MS + nbytes // BYTES_PER_MS
 
 
-def written(keys: Keys, gradient: str, parts: Sequence[Part], message_bytes: int = 0) -> list[Command]:
-    """Returns the commands that write the parts of a gradient in one slot, and those that tell of them.
+def written(keys: Keys, gradient: str, parts: Mapping[int, Part], messages: Mapping[int, Hint] = {}) -> list[Command]:
+    """Returns the commands that write parts of a gradient in one slot, and those that tell of them.
 
     Args:
         keys: the keys of the accumulator.
         gradient: the id of the gradient.
-        parts: its parts.
-        message_bytes: after this many bytes, a message tells of parts; 0: none does.
+        parts: its parts, by their numbers.
+        messages: the number of a part → the message that is sent behind it.
     """
     commands: list[Command] = []
-    unannounced = 0
-    # The last part is the only one that may be smaller.
-    expiry = str(part_ms(len(parts) * parts[0].nbytes))
-    for number, part in enumerate(parts):
-        # The script announces the last ones.
-        if 0 < message_bytes <= unannounced:
-            commands.append(Hint(("PUBLISH", keys.wake, parts_arrived(gradient, number))))
-            unannounced = 0
+    expiry = str(part_ms(sum([part.nbytes for part in parts.values()])))
+    for number, part in parts.items():
         # NX: this may arrive again, also when the gradient counts.
         commands.append(("SET", keys.part(gradient, number), part, "NX", "PX", expiry))
-        unannounced += part.nbytes
+        if number in messages:
+            commands.append(messages[number])
     return commands

@@ -49,36 +49,11 @@ _MOST_TAKES, _LONGEST_TOKEN = 16, 200
 LISTED = 100
 
 
-@dataclass(frozen=True)
-class TakeRequirement:
-    """The gradients that a round needs before it is granted to a taker.
-
-    Attributes:
-        num_required: the take is not granted while fewer gradients have arrived; at least 1.
-        most: it is granted at once when this many have arrived; at least num_required.
-        grace_ms: it is granted this long after gradient num_required arrived, in milliseconds. If it is 0, or if most
-            is num_required, the take has no grace.
-    """
-
-    num_required: int
-    most: int
-    grace_ms: int = 0
-
-    @classmethod
-    def of(cls, demand: Quorum) -> TakeRequirement | None:
-        """Returns the requirement of a take; None means the quorum of the accumulator applies."""
-        least = demand.least
-        if least is None:
-            return None
-        if demand.grace is None:
-            return cls(least, least)
-        return cls(least, max(least, min(demand.most or ANY_NUMBER, ANY_NUMBER)), milliseconds(demand.grace))
-
-    def __str__(self) -> str:
-        if not self.grace_ms or self.most == self.num_required:
-            return str(self.num_required)
-        most = "more" if self.most == ANY_NUMBER else str(self.most)
-        return f"{self.num_required}, or up to {most} within {self.grace_ms / 1000:g} s"
+def requirement_text(num_required: int, most: int, grace_ms: int) -> str:
+    """Returns which gradients a round needs before it is granted. The arguments are those of ``take``."""
+    if not grace_ms or most == num_required:
+        return str(num_required)
+    return f"{num_required}, or up to {'more' if most == ANY_NUMBER else most} within {grace_ms / 1000:g} s"
 
 
 def demand_of(num_required: Any, most: Any, grace: Any, min_weight: Any) -> Quorum:
@@ -165,7 +140,11 @@ class TakeWait(Wait[Taken]):
         keys = reader.keys
         super().__init__(reader.transport, lifetime, keys.wake, name=keys.name, **how)
         self._keys, self._scripts, self._session = keys, scripts, session
-        self._required, self._min_weight = TakeRequirement.of(demand), demand.min_weight or 0.0
+        self._min_weight, least = demand.min_weight or 0.0, demand.least or 0
+        # As the script gets them. Without numbers, the quorum of the accumulator applies, as it is at each attempt.
+        self._required = least, least, 0
+        if demand.grace is not None:
+            self._required = least, max(least, min(demand.most or ANY_NUMBER, ANY_NUMBER)), milliseconds(demand.grace)
         self._taker, self._reader, self._history = taker, reader, history
         self._reducers = keys.reducers
         self._lost = reader.transport.lost
@@ -185,15 +164,14 @@ class TakeWait(Wait[Taken]):
             ("HGET", self._keys.record, "takes"),
             ("EXISTS", *self._reducers),
         ]
-        # Without numbers, the quorum of the accumulator applies, as it is at each attempt.
-        required = self._required or TakeRequirement(0, 0)
+        num_required, most, grace_ms = self._required
         self._take = self._scripts.prepare(
             "take",
             token=self._token,
-            num_required=required.num_required,
+            num_required=num_required,
             min_weight=weight_text(self._min_weight) if self._min_weight else "0",
-            most=required.most,
-            grace_ms=required.grace_ms,
+            most=most,
+            grace_ms=grace_ms,
             lease_ms=round(1000 * durations.taker_lease),
             taker=self._taker,
             session=self._session.id,
@@ -207,9 +185,7 @@ class TakeWait(Wait[Taken]):
     @property
     def num_required(self) -> int:
         """How many gradients the take required when the server answered last; 0 if only the server knows."""
-        if self._required is not None:
-            return self._required.num_required
-        return 0 if self._seen is None else int(self._seen.num_required)
+        return self._required[0] or (0 if self._seen is None else int(self._seen.num_required))
 
     def poll(self, timeout: float) -> Taken | None:
         """Asks for the round once."""
@@ -440,9 +416,11 @@ class TakeWait(Wait[Taken]):
     def _text(self, what: str, found: Contributors | None) -> str:
         """Returns a message: ``what`` the take does, such as "is still waiting", and what has arrived so far."""
         seen, least = self._seen, self._min_weight
-        required: object = self._required or "as many gradients as the quorum says"
-        if self._required is None and seen is not None:
-            required = TakeRequirement(seen.num_required, seen.most, seen.grace_ms)
+        required = "as many gradients as the quorum says"
+        if self._required[0]:
+            required = requirement_text(*self._required)
+        elif seen is not None:
+            required = requirement_text(seen.num_required, seen.most, seen.grace_ms)
         weight = f" with a weight of {least:g}" if least else ""
         text = f"{self.label}: a take of {required}{weight} {what}"
         if seen is None:
