@@ -11,5 +11,5 @@ from redisacc._protocol.applying.attempts import written
 def test_parts_have_a_second_for_each_megabyte_that_is_sent_with_them(megabytes, expiry_ms):
     # Nothing is written to it, so it takes no memory.
     half = memoryview(np.empty(int(megabytes * 1e6 / 2), np.uint8))
-    commands = written(Keys("w"), "1-1", {0: half, 1: half})
-    assert [command[-2:] for command in commands] == [("PX", str(expiry_ms))] * 2
+    commands = written(Keys("w").parts("1-1", 2), {0: half, 1: half})
+    assert [command[-2:] for command in commands] == [("PX", expiry_ms)] * 2

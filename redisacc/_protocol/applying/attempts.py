@@ -111,6 +111,8 @@ class Attempt(ABC):
         self._way, self._request, self._name = way, request, name
         self._header, self._lengths, self._data = header, lengths, data
         self._replaced, self._summed_weight = replaced, summed_weight
+        # Its parts in one slot, which all have the name that they keep.
+        self._part_keys = way.keys.parts(name, len(lengths)) if lengths and not way.keys.partitions else []
         # Whether takers and reducers can be told of it.
         self._is_announced = len(header) <= ANNOUNCED_HEADER
 
@@ -172,7 +174,7 @@ class Attempt(ABC):
             name = listed.id
             where |= {"attempt": str(listed), "registered": place, "bytes": sum(self._lengths)}
         elif self._lengths:
-            where |= {"parts": keys.parts(name, len(self._lengths)), "lengths": self._lengths}
+            where |= {"parts": self._part_keys, "lengths": self._lengths}
             where["place"] = () if replaced else [keys.place(name)]
         if replaced:
             in_parts = [held for held in replaced if held.lengths]
@@ -207,21 +209,21 @@ class Attempt(ABC):
             parts: the parts, by their numbers.
             every: after this many bytes, a message tells of all parts so far; 0: each part has a message of its own.
         """
-        keys, messages, in_partitions = self._way.keys, dict[int, Hint](), bool(self._way.keys.partitions)
-        step = len(keys.partitions) or 1
+        keys, messages = self._way.keys, dict[int, Hint]()
+        channels, step = list(map(keys.wake_of, keys.positions)), len(keys.positions)
         unannounced = [0] * step
         for number, part in parts.items() if self._is_announced else ():
-            first, position = divmod(number, step)
-            unannounced[position] += part.nbytes
-            is_due = unannounced[position] >= every
+            first, lane = divmod(number, step)
+            position = keys.positions[lane]
+            unannounced[lane] += part.nbytes
+            is_due = unannounced[lane] >= every
             if every and number + step >= len(parts):
                 # In one slot, the script announces the last ones.
-                is_due = in_partitions
+                is_due = position is not None
             if is_due:
-                at = position if in_partitions else None
-                text = parts_arrived(gradient, first + 1, at) if every else parts_arrived(gradient, 1, at, first)
-                messages[number] = Hint(("PUBLISH", keys.wake_of(at), text))
-                unannounced[position] = 0
+                there = (first + 1, position) if every else (1, position, first)
+                messages[number] = Hint(("PUBLISH", channels[lane], parts_arrived(gradient, *there)))
+                unannounced[lane] = 0
         return messages
 
     def _sweep(self, abandoned: Sequence[StoredAttempt] = ()) -> None:
@@ -259,7 +261,7 @@ class SlotAttempt(Attempt):
             way, numbered = self._way, dict(enumerate(parts))
             every = MESSAGE_BYTES * LOCAL_MESSAGES if way.transport.is_local else MESSAGE_BYTES
             messages = self._messages(self._name, numbered, every) if announced else {}
-            before = written(way.keys, self._name, numbered, messages)
+            before = written(self._part_keys, numbered, messages)
             if announced and self._is_announced:
                 before.insert(0, self._announcement())
         return self._counted(before=before, asks=asks)
@@ -269,14 +271,13 @@ class SlotAttempt(Attempt):
         return self._renewed(parts_arrived(self._name, 0), before=before)
 
     def write(self, parts: Mapping[int, Part]) -> bool:
-        name, way = self._name, self._way
-        way.transport.pipeline(written(way.keys, name, parts, self._messages(name, parts)))
+        self._way.transport.pipeline(written(self._part_keys, parts, self._messages(self._name, parts)))
         return True
 
     def renew(self, written: Sequence[int] | None) -> str:
         keys, which = self._way.keys, {}
         if written is not None:
-            which = {"place": [keys.place(self._name)], "parts": [keys.part(self._name, part) for part in written]}
+            which = {"place": [keys.place(self._name)], "parts": [self._part_keys[part] for part in written]}
         return self._renewed(parts_arrived(self._name, 0), **which)
 
     def commit(self) -> Reply:
@@ -291,9 +292,7 @@ class SlotAttempt(Attempt):
     def remove(self) -> None:
         keys = self._way.keys
         try:
-            self._way.transport.pipeline(
-                [("UNLINK", key) for key in (keys.place(self._name), *keys.parts(self._name, len(self._lengths)))]
-            )
+            self._way.transport.pipeline([("UNLINK", key) for key in (keys.place(self._name), *self._part_keys)])
         except RedisAccError as error:
             logger.debug("%s: parts are left to expire: %s", keys.name, error)
 
@@ -452,20 +451,21 @@ def lease_of(nbytes: int) -> int:
     return ATTEMPT_MS + nbytes // BYTES_PER_MS
 
 
-def written(keys: Keys, gradient: str, parts: Mapping[int, Part], messages: Mapping[int, Hint] = {}) -> list[Command]:
+def written(keys: Sequence[str], parts: Mapping[int, Part], messages: Mapping[int, Hint] = {}) -> list[Command]:
     """Returns the commands that write parts of a gradient in one slot, and those that tell of them.
 
     Args:
-        keys: the keys of the accumulator.
-        gradient: the id of the gradient.
-        parts: its parts, by their numbers.
+        keys: the keys of all its parts.
+        parts: the parts, by their numbers.
         messages: the number of a part → the message that is sent behind it.
     """
     commands: list[Command] = []
-    expiry = str(part_ms(sum([part.nbytes for part in parts.values()])))
+    expiry = 0
     for number, part in parts.items():
+        # The last part of a gradient is the only one that may be smaller.
+        expiry = expiry or part_ms(len(parts) * part.nbytes)
         # NX: this may arrive again, also when the gradient counts.
-        commands.append(("SET", keys.part(gradient, number), part, "NX", "PX", expiry))
+        commands.append(("SET", keys[number], part, "NX", "PX", expiry))
         if number in messages:
             commands.append(messages[number])
     return commands

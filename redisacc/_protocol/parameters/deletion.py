@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 
 from redisacc._format.keys import Keys, ParameterKeys
-from redisacc._format.parameter_record import Blob, ParameterRecord, with_partitions_text
+from redisacc._format.parameter_record import Blob, ParameterRecord
 from redisacc._protocol.lifecycle.deletion import delete_in_steps, remove_attempted
+from redisacc._protocol.rounds.current_round import with_partitions
 from redisacc._wire.transport import TIMEOUT, Transport
 from redisacc.errors import CorruptDataError
 
@@ -40,23 +41,13 @@ def _remove_contents(transport: Transport, keys: ParameterKeys, timeout: float) 
         transport.pipeline([("UNLINK", key) for key in objects], timeout=timeout)
     # A list that redisacc did not write is removed with the keys.
     with contextlib.suppress(CorruptDataError):
-        remove_attempted(transport, read_partitions(transport, keys, timeout=timeout), timeout=timeout)
-
-
-def read_partitions(transport: Transport, keys: ParameterKeys, *, timeout: float = TIMEOUT) -> ParameterKeys:
-    """Returns the keys of parameters with the partitions that the record lists. Nothing else in it is checked.
-
-    Raises:
-        CorruptDataError: redisacc did not write the record's list of partitions.
-    """
-    text = transport.call("HGET", keys.record, "partitions", timeout=timeout)
-    return with_partitions_text(keys, (text or b"").decode(errors="replace"))
+        remove_attempted(transport, with_partitions(transport, keys, timeout=timeout), timeout=timeout)
 
 
 def listed_objects(transport: Transport, keys: ParameterKeys, *, timeout: float = TIMEOUT) -> list[str]:
     """Returns the keys of all parts that the record lists; none if redisacc did not write it."""
     try:
-        keys = read_partitions(transport, keys, timeout=timeout)
+        keys = with_partitions(transport, keys, timeout=timeout)
         return [key for blob in listed_blobs(transport, keys, timeout=timeout) for key in blob.keys(keys)]
     except CorruptDataError:
         # `redisacc doctor --fix` finds the parts that cannot be found this way.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from redisacc._arrays.results import Round
 from redisacc._arrays.spec import AccumulatorSpec
 from redisacc._arrays.sums import RoundSum
 from redisacc._clock import durations, running_time
 from redisacc._format.buffered import PartMissingError
-from redisacc._format.keys import Keys, parse_partitions
+from redisacc._format.keys import Keys, ParameterKeys, parse_partitions
 from redisacc._format.record import Record
 from redisacc._format.stored_text import parsed
 from redisacc._protocol.rounds.round_reader import RoundReader, part_lost, read_commands, read_whole
@@ -19,6 +19,9 @@ from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._text import shown
 from redisacc._wire.transport import TIMEOUT, Transport
 from redisacc.errors import CorruptDataError, WaitTimeoutError
+
+# The keys of an accumulator, or of parameters.
+OfName = TypeVar("OfName", Keys, ParameterKeys)
 
 
 class RecordReader:
@@ -56,15 +59,14 @@ class RecordReader:
             raise refused(OF_ACCUMULATORS["replaced"], self.keys)
 
 
-def with_partitions(transport: Transport, keys: Keys, *, timeout: float = TIMEOUT) -> Keys:
-    """Returns the keys of an accumulator with the partitions that its record lists, whatever else the record holds.
+def with_partitions(transport: Transport, keys: OfName, *, timeout: float = TIMEOUT) -> OfName:
+    """Returns the keys with the partitions that the record lists, whatever else the record holds.
 
     Raises:
         CorruptDataError: redisacc did not write the record's list of partitions.
     """
     text = transport.call("HGET", keys.record, "partitions", timeout=timeout)
-    partitions = parsed(keys.record, "partitions", text or b"", parse_partitions)
-    return Keys(keys.name, partitions)
+    return type(keys)(keys.name, parsed(keys.record, "partitions", text or b"", parse_partitions))
 
 
 # A function of its own, so that the memory of a disturbed attempt is free before the next one begins.

@@ -230,8 +230,8 @@ class RoundReader(RoundSoFar):
         Returns:
             A sum with complete sparse sections. The others hold anything. None means rows cannot be added up alone.
         """
-        part_sums, round_sum = self.sums_of(contents.shape, contents.num_required)
-        return round_sum if part_sums.complete_rows(contents.buffered) else None
+        part_sums = self.sums_of(contents.shape, contents.num_required)
+        return part_sums.round_sum if part_sums.complete_rows(contents.buffered) else None
 
     def _buffered_sum(self, contents: RoundContents) -> RoundSum:
         """Returns the sum of the buffered gradients of a round."""
@@ -244,7 +244,7 @@ class RoundReader(RoundSoFar):
                     round_sum.add(whole_gradient(gradient, inline.read(gradient), inline.where(gradient)))
             return round_sum
         # If another taker got the round that was begun, this may be one of another shape.
-        part_sums, round_sum = self.sums_of(contents.shape, contents.num_required)
+        part_sums = self.sums_of(contents.shape, contents.num_required)
         part_sums.complete(buffered, inline or InlineReader(self.transport, contents.of, ()))
         self.forget()
-        return round_sum
+        return part_sums.round_sum

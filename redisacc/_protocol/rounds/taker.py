@@ -304,8 +304,7 @@ class Taker(Generic[G]):
     def _explained(self, granted: Reply, error: PartMissingError | CorruptDataError) -> RedisAccError:
         """Returns the error that says why a round cannot be read."""
         # Deleting or recovering the round also removes the keys that were to be read.
-        if not self._still_listed(granted.token, granted.global_step):
-            return self._unlisted(granted.token, granted.global_step)
+        self.check_listed(granted)
         if isinstance(error, PartMissingError):
             lost = part_lost(
                 self.keys,

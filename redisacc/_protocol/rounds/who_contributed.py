@@ -16,11 +16,10 @@ from redisacc._format.entries import (
     workers_by_state,
 )
 from redisacc._format.keys import Keys
-from redisacc._format.stored_text import clock_ms, time_of
+from redisacc._format.stored_text import clock_ms, parse_int64, parsed, time_of
 from redisacc._text import age_text
 from redisacc._wire.scans import scan_command, scan_some, scan_whole
 from redisacc._wire.transport import Transport
-from redisacc.errors import CorruptDataError
 
 # About how many workers of the round, and how many sessions, are read at most. A job with more workers gets a message
 # about some of them; one that reads for long would keep a caller from learning that its take has timed out.
@@ -83,9 +82,10 @@ def read_contributors(transport: Transport, keys: Keys) -> Contributors:
     read_at = time_of(now_ms)
     crew = parse_crew(keys.crew, leases, now_ms) if all_leases else []
     known, _ = parse_known_workers(keys, sessions, in_round, crew, read_at)
-    applied, stale, once_per_worker, step = fields
+    applied, stale, once_per_worker, text = fields
+    step = parsed(keys.record, "global_step", text or b"0", parse_int64)
     # If not all workers of the round were read, no worker can be said to have no gradient in it.
-    states = workers_by_state(known, _step(keys, step), read_at) if all_workers else WorkersByState()
+    states = workers_by_state(known, step, read_at) if all_workers else WorkersByState()
     complete = all_workers and all_sessions
     return Contributors(
         workers=in_round,
@@ -95,13 +95,6 @@ def read_contributors(transport: Transport, keys: Keys) -> Contributors:
         complete=complete,
         read_at=read_at,
     )
-
-
-def _step(keys: Keys, text: bytes | None) -> int:
-    try:
-        return int(text or b"0")
-    except ValueError as error:
-        raise CorruptDataError(f"{keys.record}: global_step is not a number") from error
 
 
 def states_text(found: Contributors) -> list[str]:

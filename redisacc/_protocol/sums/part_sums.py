@@ -189,6 +189,9 @@ class PartSums:
         round_sum: an empty sum for the round.
         options: how the sum is made.
         reliance: notes whether a reducer was in time; None means no reducer's sum is used.
+
+    Attributes:
+        round_sum: as given.
     """
 
     def __init__(
@@ -199,7 +202,7 @@ class PartSums:
         reliance: ReducerReliance | None = None,
     ) -> None:
         self._transport = transport
-        self._sum = round_sum
+        self.round_sum = round_sum
         self._options = options
         self._keys = options.keys
         self._reliance = reliance
@@ -275,19 +278,20 @@ class PartSums:
         """Whether the dense parts of the gradients are so much larger than their sum that a reducer saves time."""
         return self._first is not None and self._first.nbytes >= self._options.reduced and self._is_worthwhile
 
-    @property
-    def stores(self) -> bool:
-        """Whether it stores the sum of the expected gradients, as far as these are known."""
-        return self._stores and not self._uploads.ignored and self._uploads.expected is not None
+    def end(self, inline: InlineReader) -> bool | None:
+        """Stores what it can of the expected gradients, because the round is over.
 
-    @property
-    def may_be_stored(self) -> bool:
-        """Whether all expected gradients are in the round, so that nothing is missing for their sum to be stored."""
-        return all(upload.admitted for upload in self._uploads.every[: self._uploads.expected])
+        Args:
+            inline: as for ``look_ahead``.
 
-    @property
-    def is_stored(self) -> bool:
-        """Whether the whole sum of the expected gradients is stored."""
+        Returns:
+            Whether their whole sum is stored; None if it is not to be.
+        """
+        if not self._stores or self._uploads.ignored or self._uploads.expected is None:
+            return None
+        # If they are all in the round, nothing is missing for their sum to be stored.
+        if all(upload.admitted for upload in self._uploads.every[: self._uploads.expected]):
+            self.look_ahead(inline, lambda: False)
         return all(cell.stored_as == self._uploads.digest for cell in self._cells.dense.values())
 
     def _follow(self) -> None:
@@ -357,7 +361,7 @@ class PartSums:
         if not gradients:
             self._cells.clear_dense()
         for gradient in gradients:
-            self._sum.count(gradient.number, gradient.weight, gradient.factor)
+            self.round_sum.count(gradient.number, gradient.weight, gradient.factor)
 
     def complete_rows(self, gradients: Sequence[BufferedGradient]) -> bool:
         """Makes the sparse sums contain exactly these gradients. ``complete`` may follow.
@@ -408,7 +412,7 @@ class PartSums:
         else:
             data = fetch_gradient(self._transport, self._keys, gradient)
             where = self._keys.part(gradient.id, 0)
-        for section, of in zip(whole_gradient(gradient, data, where).sections, self._sum.sections, strict=True):
+        for section, of in zip(whole_gradient(gradient, data, where).sections, self.round_sum.sections, strict=True):
             of.add(section, gradient.factor)
 
     def _fetch_all(self) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from redisacc._arrays.spec import AccumulatorSpec
-from redisacc._arrays.sums import RoundSum
 from redisacc._format import buffered as buffered_format
 from redisacc._format.attempts import PartsArrived, SumStored, UploadBegun, parse_message
 from redisacc._format.buffered import BufferedGradient
@@ -99,7 +98,6 @@ class RoundSoFar:
     num_stored: int = 0
     num_late: int = 0
     _shape: tuple[int, ...] | None = None
-    _round_sum: RoundSum | None = None
     # Reads the inline gradients of the round; None means none were looked up.
     _inline_reader: InlineReader | None = None
     # The ids of gradients that have been admitted, and are still to be looked up.
@@ -107,7 +105,7 @@ class RoundSoFar:
 
     def forget(self) -> None:
         """Drops the sums so far: their round is over."""
-        self._shape = self._round_sum = self.part_sums = self._inline_reader = None
+        self._shape = self.part_sums = self._inline_reader = None
         self._unknown = []
 
     @property
@@ -116,22 +114,21 @@ class RoundSoFar:
             self._inline_reader = InlineReader(self.transport, self.keys.current, ())
         return self._inline_reader
 
-    def sums_of(self, shape: tuple[int, ...], num_required: int) -> tuple[PartSums, RoundSum]:
+    def sums_of(self, shape: tuple[int, ...], num_required: int) -> PartSums:
         """Returns the sums of a round of this shape, and drops the sums of a round of another shape.
 
         Args:
             shape: the shape that binds the round.
             num_required: how many gradients the round will probably hold.
         """
-        if self.part_sums is None or self._round_sum is None or shape != self._shape:
+        if self.part_sums is None or shape != self._shape:
             # Gradients that are still to be looked up may be of this round: they stay.
             if self.part_sums is not None:
                 self._inline_reader = None
             self._shape = shape
-            self._round_sum = self.spec.empty_sum(shape, where=self.keys.current.sums)
             self.part_sums = PartSums(
                 self.transport,
-                self._round_sum,
+                self.spec.empty_sum(shape, where=self.keys.current.sums),
                 SumOptions(
                     self.keys,
                     num_required,
@@ -142,7 +139,7 @@ class RoundSoFar:
                 ),
                 self.reliance,
             )
-        return self.part_sums, self._round_sum
+        return self.part_sums
 
     def look_ahead(self, heard: deque[Heard], num_required: int, interrupted: Callable[[], bool]) -> bool:
         """Adds gradients of the current round as far as they have arrived.
@@ -186,14 +183,10 @@ class RoundSoFar:
 
     def _end(self) -> None:
         """Ends a round that was granted. Its taker may still wait for parts of the sum that are stored here."""
-        part_sums = self.part_sums
-        if self.store is not None and part_sums is not None and part_sums.stores:
-            if part_sums.may_be_stored:
-                part_sums.look_ahead(self._inline, lambda: False)
-            if part_sums.is_stored:
-                self.num_stored += 1
-            else:
-                self.num_late += 1
+        is_stored = None if self.part_sums is None else self.part_sums.end(self._inline)
+        if is_stored is not None:
+            self.num_stored += is_stored
+            self.num_late += not is_stored
         self.forget()
 
     def _use(self, message: Heard, num_required: int) -> None:
@@ -215,22 +208,17 @@ class RoundSoFar:
         shape = round_shape_of(self.keys.record, message.round_shape)
         if shape is None or (self._shape is not None and shape != self._shape):
             return
-        part_sums, _ = self.sums_of(shape, num_required)
+        part_sums = self.sums_of(shape, num_required)
         try:
             (gradient,) = self._parse({message.gradient.encode(): message.entry}, shape)
         except CorruptDataError:
             # Any client may publish. If a gradient really has this header, reading the round reports it.
             return
-        if self._trusted_bytes(gradient) <= TRUSTED_BYTES and part_sums.known < MOST_ANNOUNCED:
+        # On the word of the message, memory is allocated for the sparse sections. Dense ones go into the memory of the
+        # sum, and its size is known if their shapes were declared.
+        trusted = gradient.nbytes if self.spec.shapes is None else gradient.sparse_bytes
+        if trusted <= TRUSTED_BYTES and part_sums.known < MOST_ANNOUNCED:
             part_sums.announce(gradient, lease=message.lease)
-
-    def _trusted_bytes(self, gradient: BufferedGradient) -> int:
-        """Returns for how many bytes of an announced gradient memory would be allocated on the word of the message.
-
-        Dense sections go into the memory of the sum, and its size is known if their shapes were declared.
-        """
-        declared = self.spec.shapes is not None
-        return gradient.sparse_bytes if declared else gradient.nbytes
 
     def _look_up(self, ids: Sequence[str] | None, num_required: int) -> None:
         """Reads the headers of gradients that are buffered in the current round.
@@ -258,7 +246,7 @@ class RoundSoFar:
         if round_shape is None or not gradients:
             return
         check_lengths(self.transport, self.keys, gradients)
-        part_sums, _ = self.sums_of(round_shape, num_required)
+        part_sums = self.sums_of(round_shape, num_required)
         for gradient in gradients:
             part_sums.announce(gradient, admitted=True)
         self._inline.expect(gradients)

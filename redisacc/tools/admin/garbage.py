@@ -34,9 +34,9 @@ from typing import TypeVar
 from redisacc._format.keys import ANY_PARTITION, DELETING, NAMES, PREFIX, Keys, ParameterKeys, PartitionedKeys
 from redisacc._format.stored_text import clock_ms
 from redisacc._protocol.lifecycle.deletion import delete
-from redisacc._protocol.parameters.deletion import delete_parameters, listed_blobs, read_partitions
+from redisacc._protocol.parameters.deletion import delete_parameters, listed_blobs
 from redisacc._protocol.parts.sweep import listed_attempts, sweep
-from redisacc._protocol.rounds.current_round import with_partitions
+from redisacc._protocol.rounds.current_round import OfName, with_partitions
 from redisacc._protocol.rounds.granted_rounds import finish_acknowledgement
 from redisacc._protocol.scripts import OF_ACCUMULATORS, Scripts
 from redisacc._protocol.updates.record import use_up_numbers
@@ -53,8 +53,6 @@ TOKENS_PER_CALL = 250
 
 # How often to look for the owners of parts, if rounds are moved during each search.
 SEARCHES = 10
-
-Of = TypeVar("Of", Keys, ParameterKeys)
 
 _KEY = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}(?::(.+))?", re.DOTALL)
 _PART = re.compile(r"part:([\w-]+):\d+|place:([\w-]+)")
@@ -193,10 +191,10 @@ def _of_one(transport: Transport, keys: Keys, pairs: list[tuple[str, str]]) -> l
 
 def _of_partitions(
     transport: Transport,
-    keys: Of,
+    keys: OfName,
     why: str,
     pairs: list[tuple[str, str]],
-    held_by: Callable[[Transport, Of], set[str] | None],
+    held_by: Callable[[Transport, OfName], set[str] | None],
 ) -> list[Leftover]:
     """Returns the garbage among the parts that an accumulator, or parameters, have in partitions.
 
@@ -250,7 +248,7 @@ def _held_blobs(transport: Transport, keys: ParameterKeys) -> set[str] | None:
         # In this order: a blob that is published meanwhile moves from the list to the record.
         listed_now = listed_attempts(transport, keys)
         # Without partitions, the list belongs to an earlier incarnation.
-        held = {attempt.id for attempt in listed_now} if read_partitions(transport, keys).partitions else set()
+        held = {attempt.id for attempt in listed_now} if with_partitions(transport, keys).partitions else set()
         return held | {blob.id for blob in listed_blobs(transport, keys)}
     except CorruptDataError:
         return None
@@ -284,7 +282,7 @@ def _of_parameters(transport: Transport, keys: ParameterKeys, pairs: list[tuple[
     found: list[Leftover] = []
     if transport.call("EXISTS", keys.record):
         try:
-            current = read_partitions(transport, keys)
+            current = with_partitions(transport, keys)
             listed = {key for blob in listed_blobs(transport, current) for key in blob.keys(current)}
         except CorruptDataError:
             # It is unknown which parts are in use, so none of them is garbage.
@@ -296,7 +294,7 @@ def _of_parameters(transport: Transport, keys: ParameterKeys, pairs: list[tuple[
         over = keys.attempts in objects and (not current.partitions or _has_due_attempts(transport, keys))
         objects = [key for key in objects if key not in listed and key not in (keys.attempts, keys.history)]
         if over:
-            found.append(_attempts(transport, keys, "blobs", read_partitions))
+            found.append(_attempts(transport, keys, "blobs"))
     if objects:
         found.append(Leftover(keys.name, "object", objects, partial(_unlink, transport, objects)))
     return found
@@ -317,7 +315,7 @@ def _of_a_live_one(transport: Transport, keys: Keys, incarnation: str, pairs: li
     ]
     # Each of them was over when its lease ended, and has not been swept.
     if _has_due_attempts(transport, keys):
-        found.append(_attempts(transport, keys, "attempts", with_partitions))
+        found.append(_attempts(transport, keys, "attempts"))
     sorts: dict[str, dict[str, str]] = {"round": {}, "part": {}}
     for key, suffix in pairs:
         if (of_round := _ROUND.fullmatch(suffix)) is not None:
@@ -419,11 +417,11 @@ def _acknowledge(transport: Transport, keys: Keys, incarnation: str, token: str)
     return int(finish_acknowledgement(keys, Scripts(transport, keys, OF_ACCUMULATORS, incarnation=incarnation), token))
 
 
-def _attempts(transport: Transport, keys: Of, why: str, read: Callable[[Transport, Of], PartitionedKeys]) -> Leftover:
-    """Returns the attempts that are over, which are removed with their parts; ``read`` adds the partitions to keys."""
+def _attempts(transport: Transport, keys: OfName, why: str) -> Leftover:
+    """Returns the attempts that are over, which are removed with their parts."""
 
     def remove() -> int:
-        current = read(transport, keys)
+        current = with_partitions(transport, keys)
         if current.partitions:
             return int(sweep(transport, current) > 0)
         # The attempts belong to an earlier incarnation, whose partitions are no longer listed. If another one with

@@ -16,7 +16,6 @@ from typing import Any
 
 from redisacc._clock import clock, durations
 from redisacc._format.keys import Keys, ParameterKeys, PartitionedKeys
-from redisacc._protocol.parameters.deletion import read_partitions
 from redisacc._protocol.rounds.current_round import with_partitions
 from redisacc._text import QUOTED, listed, printable
 from redisacc._wire.faults import NotPermittedError
@@ -119,7 +118,7 @@ def _with_partitions(transport: Transport, name: str) -> Iterator[tuple[str, Par
         if keys.partitions:
             yield "accumulator", keys
     with suppress(CorruptDataError):
-        parameter_keys = read_partitions(transport, ParameterKeys(name))
+        parameter_keys = with_partitions(transport, ParameterKeys(name))
         if parameter_keys.partitions:
             yield "parameters", parameter_keys
 
