@@ -122,7 +122,7 @@ class Script:
         """Returns a function that returns the script, its keys and its arguments, all in the order of its header.
 
         The function gets all arguments by name, besides the fixed ones, and lists of keys; keys that are no list follow
-        from their patterns. A flag may be anything that is true or false.
+        from their patterns. A flag may be anything that is true or false. A list that is left out is empty.
 
         Args:
             base: the key that stands for ``redisacc:{NAME}`` in the patterns.
@@ -134,7 +134,7 @@ class Script:
     @cache  # noqa: B019
     def _maker(self, fixed: tuple[str, ...]) -> Callable[..., Any]:
         """Returns a function of the script, the base key and these arguments, which returns what ``on`` returns."""
-        given = dict.fromkeys([f.name for f in self.args] + [f.name for f in self.keys if f.many])
+        given = {f.name: "=()" if f.many else "" for f in (*self.args, *self.keys) if f.many or f in self.args}
         keys, constant = [], []
         for field in self.keys:
             rest = field.form.removeprefix(_BASE)
@@ -157,7 +157,7 @@ class Script:
         if counted:
             args.append("f'" + " ".join(f"{{len({name})}}" for name in counted) + "'")
         args += [f"*{name}" for name in lists[1]]
-        free = ", ".join(name for name in given if name not in fixed)
+        free = ", ".join(name + default for name, default in given.items() if name not in fixed)
         text = (
             f"def make({', '.join(('_script', '_base', *fixed))}):\n{''.join(constant)}"
             f"    def call({'*, ' if free else ''}{free}):\n"

@@ -175,7 +175,8 @@ class Attempt(ABC):
             where |= {"attempt": str(listed), "registered": place, "bytes": sum(self._lengths)}
         elif self._lengths:
             where |= {"parts": self._part_keys, "lengths": self._lengths}
-            where["place"] = () if replaced else [keys.place(name)]
+            if not replaced:
+                where["place"] = [keys.place(name)]
         if replaced:
             in_parts = [held for held in replaced if held.lengths]
             where["summed_weight"] = weight_text(self._summed_weight)
@@ -197,7 +198,7 @@ class Attempt(ABC):
             replicated=not asks,
             **where,
         )
-        if where["replaced_attempts"]:
+        if where.get("replaced_attempts"):
             self._sweep()
         return reply
 
@@ -237,17 +238,13 @@ class Attempt(ABC):
             once=request.once,
             expiry_ms=PART_MS,
             message=message,
-            **{"attempt": "", "lease_ms": 0, "place": (), "parts": (), **which},
+            **{"attempt": "", "lease_ms": 0, **which},
         )
         return reply.outcome
 
 
 # The arguments of ``commit`` about parts, and about gradients that are replaced, if there are none.
-_NOTHING: dict[str, Any] = {
-    **dict.fromkeys(("attempt", "registered", "summed_weight"), ""),
-    **dict.fromkeys(("bytes", "replaced_bytes"), 0),
-    **dict.fromkeys(("place", "parts", "lengths", "replaced", "replaced_attempts", "replaced_parts"), ()),
-}
+_NOTHING: dict[str, Any] = {"attempt": "", "registered": "", "summed_weight": "", "bytes": 0, "replaced_bytes": 0}
 
 
 class SlotAttempt(Attempt):

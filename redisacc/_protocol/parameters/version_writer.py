@@ -65,7 +65,7 @@ _CAUSES = {
 }
 
 # The arguments of ``publish`` for a version that belongs to no round.
-_NO_ROUND = {"token": "", "more": False, "round_parts": (), "round_removed": ()}
+_NO_ROUND = {"token": "", "more": False}
 
 
 @dataclass(frozen=True)

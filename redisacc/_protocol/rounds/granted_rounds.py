@@ -60,14 +60,8 @@ class EndedRound:
 
     def arguments(self, start: int = 0) -> dict[str, Any]:
         """Returns the arguments of ``publish`` and ``acknowledge`` that concern it, for items from this one on."""
-        end, in_partitions = start + PARTS_PER_CALL, bool(self.keys.partitions)
-        some = self.items[start:end]
-        return {
-            "token": self.token,
-            "more": end < len(self.items),
-            "round_parts": () if in_partitions else some,
-            "round_removed": some if in_partitions else (),
-        }
+        end, which = start + PARTS_PER_CALL, "round_removed" if self.keys.partitions else "round_parts"
+        return {"token": self.token, "more": end < len(self.items), which: self.items[start:end]}
 
     def acknowledge(self, *, metrics: str = "") -> bool:
         """Removes it. Returns False if there is no such round, or no longer.
