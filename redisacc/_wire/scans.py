@@ -10,7 +10,7 @@ from typing import Any
 from redisacc._text import shown
 from redisacc._wire.node import Send
 from redisacc._wire.sockets import Command
-from redisacc._wire.transport import TIMEOUT, Transport
+from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError
 
 # The number of fields asked for in one HSCAN. The server serves no other client while it collects them: a thousand took
@@ -62,9 +62,9 @@ def scan_some(transport: Transport, key: str, first: Any, most: int) -> tuple[Fi
     return transport.converse(key, _hash_reader(key, most)) if cursor else (fields, True)
 
 
-def scan(transport: Transport, key: str, *, timeout: float = TIMEOUT) -> Fields:
+def scan(transport: Transport, key: str) -> Fields:
     """Returns all fields of a hash, read in pieces over one connection."""
-    return transport.converse(key, _hash_reader(key), timeout=timeout)[0]
+    return transport.converse(key, _hash_reader(key))[0]
 
 
 def scan_keys(transport: Transport, match: str) -> list[bytes]:

@@ -20,13 +20,15 @@ from redisacc._protocol.lifecycle.deletion import delete
 from redisacc._protocol.parts.sweep import listed_attempts
 from redisacc._protocol.rounds.round_reader import all_rounds
 from redisacc._wire.scans import scan
-from redisacc._wire.transport import Transport
+from redisacc._wire.transport import Transport, limited
 from redisacc.errors import RedisAccError
 
 logger = logging.getLogger("redisacc")
 
 # How long a private accumulator outlives its owner.
 OWNER_LEASE_MS = 60_000
+# How long a call that renews it tries to reach the server, in seconds.
+SILENCE = 2.0
 
 
 @dataclass(eq=False)
@@ -66,7 +68,8 @@ class PrivateLease:
             return
         self.end()
         try:
-            delete(self.transport, self.keys, self.incarnation, timeout=durations.release)
+            with limited(durations.release):
+                delete(self.transport, self.keys, self.incarnation)
         except RedisAccError as error:
             logger.debug("private accumulator %s will be removed when its lease ends: %s", self.keys.name, error)
 
@@ -78,8 +81,10 @@ class PrivateLease:
     def renew(self) -> None:
         """Extends the life of every key of the accumulator, and raises nothing."""
         try:
-            for keys in self._every_key():
-                self.transport.pipeline([("PEXPIRE", key, self.lease_ms) for key in keys], timeout=self._timeout)
+            # If the server is silent, the leases of other accumulators on it must not run out meanwhile.
+            with limited(SILENCE):
+                for keys in self._every_key():
+                    self.transport.pipeline([("PEXPIRE", key, self.lease_ms) for key in keys])
         except Exception as error:  # noqa: BLE001 - no failure may end the leases of the others
             if not self.is_over:
                 logger.warning(
@@ -89,22 +94,17 @@ class PrivateLease:
                     extra={"accumulator": self.keys.name},
                 )
 
-    @property
-    def _timeout(self) -> float:
-        # If the server is silent, the leases of other accumulators on it must not run out meanwhile.
-        return min(self.interval, 2.0)
-
     def _every_key(self) -> Iterator[list[str]]:
         """Yields the keys of the accumulator, as many at once as one pipeline extends."""
-        transport, keys, timeout = self.transport, self.keys, self._timeout
+        transport, keys = self.transport, self.keys
         fixed = [keys.record, keys.sessions, keys.taken, keys.recovered, keys.attempts]
-        rounds = all_rounds(transport, keys, timeout=timeout)
+        rounds = all_rounds(transport, keys)
         for of in rounds:
             fixed += of.hashes
         yield fixed
         for of in rounds:
-            for field, entry in scan(transport, of.buffered, timeout=timeout).items():
+            for field, entry in scan(transport, of.buffered).items():
                 if parts := listed_part_keys(keys, field, entry):
                     yield parts
         if keys.partitions:
-            yield from part_keys(keys, listed_attempts(transport, keys, timeout=timeout))
+            yield from part_keys(keys, listed_attempts(transport, keys))

@@ -18,7 +18,7 @@ from redisacc._format.attempts import MOST_PARTS, StoredAttempt, part_keys
 from redisacc._format.keys import PartitionedKeys
 from redisacc._protocol.parts.write import by_partition
 from redisacc._protocol.scripts import Scripts
-from redisacc._wire.transport import TIMEOUT, Transport
+from redisacc._wire.transport import Transport
 from redisacc.errors import NotFoundError, RedisAccError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")
@@ -66,7 +66,7 @@ def sweep(
         abandoned, removed = (), due
 
 
-def listed_attempts(transport: Transport, keys: PartitionedKeys, *, timeout: float = TIMEOUT) -> list[StoredAttempt]:
+def listed_attempts(transport: Transport, keys: PartitionedKeys) -> list[StoredAttempt]:
     """Returns the attempts that the leader lists: those under way, and those whose parts are to be removed.
 
     A gradient that was counted is not among them, nor is a blob of the version that is published.
@@ -75,7 +75,7 @@ def listed_attempts(transport: Transport, keys: PartitionedKeys, *, timeout: flo
         CorruptDataError: redisacc did not write one of them.
     """
     # There are few: one for each upload that is under way, and those that nobody has swept yet.
-    members = transport.call("ZRANGE", keys.attempts, 0, -1, timeout=timeout)
+    members = transport.call("ZRANGE", keys.attempts, 0, -1)
     return [StoredAttempt.parse(keys.attempts, member) for member in members]
 
 
@@ -93,12 +93,10 @@ def sweep_quietly(
         logger.debug("%s: could not remove parts that are no longer needed: %s", keys.name, error)
 
 
-def remove_parts(
-    transport: Transport, keys: PartitionedKeys, attempts: Sequence[StoredAttempt], *, timeout: float = TIMEOUT
-) -> None:
+def remove_parts(transport: Transport, keys: PartitionedKeys, attempts: Sequence[StoredAttempt]) -> None:
     """Removes the parts of attempts, on all nodes at once; one part to a command, so that others get between."""
     for some in part_keys(keys, attempts):
-        transport.scatter([[("UNLINK", key) for key in batch] for batch in by_partition(some)], timeout=timeout)
+        transport.scatter([[("UNLINK", key) for key in batch] for batch in by_partition(some)])
 
 
 def remove_parts_quietly(transport: Transport, keys: PartitionedKeys, attempts: Sequence[StoredAttempt]) -> None:

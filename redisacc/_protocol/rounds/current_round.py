@@ -59,13 +59,13 @@ class RecordReader:
             raise refused(OF_ACCUMULATORS["replaced"], self.keys)
 
 
-def with_partitions(transport: Transport, keys: OfName, *, timeout: float = TIMEOUT) -> OfName:
+def with_partitions(transport: Transport, keys: OfName) -> OfName:
     """Returns the keys with the partitions that the record lists, whatever else the record holds.
 
     Raises:
         CorruptDataError: redisacc did not write the record's list of partitions.
     """
-    text = transport.call("HGET", keys.record, "partitions", timeout=timeout)
+    text = transport.call("HGET", keys.record, "partitions")
     return type(keys)(keys.name, parsed(keys.record, "partitions", text or b"", parse_partitions))
 
 

@@ -25,13 +25,13 @@ from redisacc._telemetry.traceparent import TraceParent
 from redisacc._text import EVICTED
 from redisacc._wire.scans import Fields, scan, scan_command, scan_whole, scanned
 from redisacc._wire.sockets import Command
-from redisacc._wire.transport import TIMEOUT, Transport
+from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError, DataLossError
 
 
-def all_rounds(transport: Transport, keys: Keys, *, timeout: float = TIMEOUT) -> list[RoundKeys]:
+def all_rounds(transport: Transport, keys: Keys) -> list[RoundKeys]:
     """Returns the hashes of the current round, and of each round that was taken and is not yet acknowledged."""
-    taken = scan(transport, keys.taken, timeout=timeout)
+    taken = scan(transport, keys.taken)
     return [keys.current, *(keys.taken_round(token.decode(errors="replace")) for token in taken)]
 
 
