@@ -191,17 +191,17 @@ class Reducer(Closing):
             ServerUnavailableError: it cannot be reached, or the cluster announces no such node at the moment.
         """
         if self._node is not None:
-            known = [str(address) for address in self._transport.slot_map(timeout=LONGEST_PAUSE).nodes]
+            known = [str(address) for address in self._transport.slot_map().nodes]
             if self._node not in known:
                 raise ServerUnavailableError(
                     f"the cluster announces no node {self._node}, but {', '.join(known) or 'none at all'}"
                 )
-            self._transport.ask(self._node, "TIME", timeout=LONGEST_PAUSE)
+            self._transport.ask(self._node, "TIME")
             return
         if self._transport.cluster is not None or self._looked:
-            self._transport.call("TIME", timeout=LONGEST_PAUSE)
+            self._transport.call("TIME")
             return
-        info = self._transport.call("INFO", "cluster", timeout=LONGEST_PAUSE)
+        info = self._transport.call("INFO", "cluster")
         if b"cluster_enabled:1" in info:
             raise InvalidArgumentError(
                 f"the server at {self._transport.address} is a node of a Redis Cluster: give redis= a URL "
@@ -212,7 +212,7 @@ class Reducer(Closing):
     def _answer(self, name: str) -> None:
         """Begins to work on an accumulator, as far as it is on the node and not yet worked on."""
         try:
-            record = Record(Keys(name), self._transport.call(*Record.command(Keys(name)), timeout=CALL_TIMEOUT))
+            record = Record(Keys(name), self._transport.call(*Record.command(Keys(name))))
         except NotFoundError:
             return
         except ServerUnavailableError:

@@ -30,14 +30,14 @@ from redisacc._protocol.waiting.wait import Wait, WaitOptions
 from redisacc._text import shown
 from redisacc._wire.faults import NotPermittedError
 from redisacc._wire.pubsub import pubsub_of
-from redisacc._wire.transport import TIMEOUT, Transport, limited
+from redisacc._wire.transport import Transport, limited
 from redisacc.errors import CorruptDataError, InvalidArgumentError, RedisAccError, TakeTimeoutError
 
 logger = logging.getLogger("redisacc")
 
 _APPLIED = re.compile(r"applied step=\S+ count=(\d{1,16})\b")
 
-# How long a call for a reducer tries to reach the server, in seconds.
+# How long a call for a reducer, or one that leaves the queue after an error, tries to reach the server, in seconds.
 CALL_TIMEOUT = 1.0
 # With more partitions than this, a take listens to none of them, because each takes a thread and a connection. It then
 # begins to add gradients up when they are counted, and asks for the sums of reducers when its round is granted.
@@ -325,16 +325,16 @@ class TakeWait(Wait[Taken]):
         except RedisAccError as error:
             logger.debug("%s: could not call for a reducer: %s", self.label, error)
 
-    def leave(self, timeout: float) -> Taken | None:
+    def leave(self) -> Taken | None:
         """Leaves the queue. Returns the round if it was granted meanwhile."""
         if self.outage is not None:
             # The request cannot reach the server, but the lease will run out.
             return None
         try:
-            granted = self._leave(timeout)
+            granted = self._leave()
             if granted is None:
                 return None
-            return granted, self._without_leases(self.transport.pipeline(self._read_commands, timeout=timeout))
+            return granted, self._without_leases(self.transport.pipeline(self._read_commands))
         except RedisAccError:
             raise
         except BaseException:
@@ -342,18 +342,19 @@ class TakeWait(Wait[Taken]):
             self.abandon()
             raise
 
-    def _leave(self, timeout: float) -> Reply | None:
+    def _leave(self) -> Reply | None:
         if self.transport.lost != self._lost:
             # A stray copy may still arrive. Unless it is fenced, it could be granted a round that no taker would fetch.
             with contextlib.suppress(ForgottenError):
                 request = Request(self._session, self._sequence, self._taker)
-                self._scripts.resolve(**request.arguments(), allowed=("fenced",), timeout=timeout)
-        return leave(self._scripts, self._token, timeout=timeout)
+                self._scripts.resolve(**request.arguments(), allowed=("fenced",))
+        return leave(self._scripts, self._token)
 
     def abandon(self) -> None:
         """Leaves the queue: the next taker must not wait until the lease of this one has run out."""
         try:
-            granted = self._leave(1.0)
+            with limited(CALL_TIMEOUT):
+                granted = self._leave()
         except RedisAccError as error:
             logger.debug("%s: could not leave the queue: %s", self.label, error)
             return
@@ -444,19 +445,18 @@ class TakeWait(Wait[Taken]):
         return self.described(text)
 
 
-def leave(scripts: Scripts, token: str, *, replicated: bool = False, timeout: float = TIMEOUT) -> Reply | None:
+def leave(scripts: Scripts, token: str, *, replicated: bool = False) -> Reply | None:
     """Leaves the queue of takers.
 
     Args:
         scripts: the scripts of the accumulator.
         token: the id of the take.
         replicated: whether replicas have to confirm.
-        timeout: how long to try to reach the server, in seconds.
 
     Returns:
         The reply that granted a round, with its ``token``; None means none was granted.
     """
-    reply = scripts.leave(token=token, confirm=replicated, replicated=replicated, timeout=timeout)
+    reply = scripts.leave(token=token, confirm=replicated, replicated=replicated)
     reply.token = token
     return reply if reply.outcome == "granted" else None
 

@@ -37,8 +37,6 @@ logger = logging.getLogger("redisacc")
 
 # How often the lease is extended, in seconds.
 RENEWAL = 1.0
-# How long a call about the lease tries to reach the server, in seconds. A reducer tries again by itself.
-CALL_TIMEOUT = 3.0
 # The expiry of a part of a sum, in milliseconds. Takers fetch it much sooner, or never.
 SUM_MS = 60_000
 # The number of rounds whose sums are kept. Earlier ones are removed at once, because their takers are done.
@@ -241,7 +239,6 @@ class Reduction:
             late=growing.num_late if growing else 0,
             sums=sums_text({digest: len(parts) for digest, parts in self._sums.items()}),
             lease_ms=round(1000 * durations.reducer_lease),
-            timeout=CALL_TIMEOUT,
         )
         held, self._holds = self._holds, reply.outcome == "held"
         if self._holds and not held:
@@ -314,7 +311,7 @@ class Reduction:
         self._holds = False
         answered = True
         try:
-            self._scripts.release_reducer(timeout=CALL_TIMEOUT)
+            self._scripts.release_reducer()
             sums = [key for keys in self._sums.values() for key in keys]
             if sums:
                 self.transport.pipeline([("UNLINK", key) for key in sums])

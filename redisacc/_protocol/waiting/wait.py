@@ -12,7 +12,7 @@ from typing import ClassVar, Generic, Required, TypedDict, TypeVar
 from redisacc._clock import clock, durations, running_time
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._wire.pubsub import pubsub_of
-from redisacc._wire.transport import LIMITS, Transport
+from redisacc._wire.transport import LIMITS, Transport, limited
 from redisacc._wire.waits import Alarm, Waits
 from redisacc.errors import CancelledError, NotFoundError, RedisAccError, ServerUnavailableError
 
@@ -202,12 +202,8 @@ class Wait(ABC, Generic[Found]):
         """Works between two polls. Returns False if there was nothing to do."""
         return False
 
-    def leave(self, timeout: float) -> Found | None:  # noqa: ARG002 - for those who have something to leave
-        """Ends the wait after its deadline. Returns what turned up at the last moment.
-
-        Args:
-            timeout: how long to try to reach the server, in seconds.
-        """
+    def leave(self) -> Found | None:
+        """Ends the wait after its deadline. Returns what turned up at the last moment."""
         return None
 
     def abandon(self) -> None:
@@ -235,7 +231,8 @@ class Wait(ABC, Generic[Found]):
                 raise self._closed() from None
             raise
         if found is None:
-            found = self.leave(durations.poll)
+            with limited(durations.poll):
+                found = self.leave()
         if found is None:
             raise self.timed_out(clock.now() - started) from self.outage
         return found
