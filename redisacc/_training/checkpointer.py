@@ -27,6 +27,7 @@ from redisacc._checkpoints.folder import Folder
 from redisacc._clock import clock, durations
 from redisacc._format.keys import SNAPSHOT, ParameterKeys
 from redisacc._format.parameter_record import TRAINING
+from redisacc._log import inform
 from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.updates.record import read_update_record
 from redisacc._text import shown
@@ -190,12 +191,7 @@ class Checkpointer:
             return
         path = self._folder.write(found)
         self._written = found.step
-        logger.info(
-            "%s: wrote the checkpoint %s",
-            self._name,
-            path,
-            extra={"accumulator": self._name, "step": found.step},
-        )
+        inform(self._name, "wrote the checkpoint %s", path, step=found.step)
 
 
 def _interval(every: object) -> tuple[int | None, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, SupportsFloat, Unpack
@@ -18,12 +17,11 @@ from redisacc._handles.dense import ConditionalAccumulator
 from redisacc._handles.options import AccumulatorOptions, Mean
 from redisacc._handles.sparse import SparseConditionalAccumulator
 from redisacc._handles.tree import TreeAccumulator
+from redisacc._log import warn
 from redisacc._text import shown
 from redisacc._training.options import GradientOptions
 from redisacc._wire.transport import Transport
 from redisacc.errors import InvalidArgumentError, NotFiniteError
-
-logger = logging.getLogger("redisacc")
 
 
 def open_gradients(
@@ -94,15 +92,14 @@ def warn_of_skip(name: str, step: int, number: int, error: NotFiniteError) -> No
         error: what is wrong with the gradient.
     """
     if number & (number - 1) == 0:
-        logger.warning(
-            "%s: step %d continues without this worker's gradient, because of NaN or an infinity in it%s; %d of its "
-            "gradients so far %s left out",
+        warn(
             name,
+            "step %d continues without this worker's gradient, because of NaN or an infinity in it%s; %d of its "
+            "gradients so far %s left out",
             step,
             f", at {shown(error.path)}" if error.path else "",
             number,
             "was" if number == 1 else "were",
-            extra={"accumulator": name},
         )
 
 

@@ -18,6 +18,7 @@ from redisacc._format.keys import ParameterKeys
 from redisacc._format.stored_text import clock_ms
 from redisacc._handles.environment import is_first_start
 from redisacc._handles.parameters import Parameters
+from redisacc._log import inform, warn
 from redisacc._protocol.leases.crew import Crew
 from redisacc._protocol.leases.process_identity import fate_of, own_identity
 from redisacc._protocol.leases.renewals import interval_of
@@ -105,12 +106,11 @@ class Inquiry:
     def ask(self) -> None:
         """Asks all workers, and blocks until those that live have had time to answer."""
         if self._began is None:
-            logger.info(
-                "%s: nothing is published under this name, and the server was started a moment ago, or was flushed; "
-                "asking for %.1f s whether a worker still has a run of this name",
+            inform(
                 self._name,
+                "nothing is published under this name, and the server was started a moment ago, or was flushed; "
+                "asking for %.1f s whether a worker still has a run of this name",
                 claims_after(),
-                extra={"accumulator": self._name},
             )
             # Asking nobody makes sure that there is a hash of claims.
             if self._asks("", "", 0):
@@ -141,12 +141,11 @@ class Inquiry:
             self.end()
             return
         if self._log.is_due(now):
-            logger.warning(
-                "%s: the server has lost this run; still waiting for %s, which has step %d, to publish it again",
+            warn(
                 self._name,
+                "the server has lost this run; still waiting for %s, which has step %d, to publish it again",
                 wanted.place,
                 wanted.step,
-                extra={"accumulator": self._name},
             )
         self._transport.waits.sleep(durations.claim_every)
 
@@ -248,20 +247,14 @@ class Claimant:
                 self._may_publish = False
                 # The chief must not wait for it.
                 self._transport.call("HDEL", self._keys.claims, self._place)
-                logger.warning(
-                    "%s: cannot publish step %d, which this worker has and the server has lost: %s",
+                warn(
                     self._keys.name,
+                    "cannot publish step %d, which this worker has and the server has lost: %s",
                     step,
                     error,
-                    extra={"accumulator": self._keys.name},
                 )
                 return False
-            logger.warning(
-                "%s: the server had lost this run; published step %d, which this worker had",
-                self._keys.name,
-                step,
-                extra={"accumulator": self._keys.name},
-            )
+            warn(self._keys.name, "the server had lost this run; published step %d, which this worker had", step)
             return True
         return False
 

@@ -6,7 +6,6 @@ waited for in the same way as one that does not answer.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import secrets
@@ -23,6 +22,7 @@ from redisacc._clock import durations, running_time
 from redisacc._handles.base import host_and_process
 from redisacc._handles.environment import Place, is_started_again
 from redisacc._handles.parameters import Parameters
+from redisacc._log import warn
 from redisacc._protocol.leases.crew import Crew, Lease
 from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._wire.connect import connect
@@ -102,15 +102,12 @@ class Patience:
                     cause = "the server refuses writes; trying %s until it accepts them: %s"
                 if cause != said:
                     said = cause
-                    logger.warning(f"%s: {cause}", self._name, what, error, extra={"accumulator": self._name})
+                    warn(self._name, cause, what, error)
                 self._waits.sleep(pause)
                 continue
             if failures:
-                logger.warning("%s: the server is back", self._name, extra={"accumulator": self._name})
+                warn(self._name, "the server is back")
             return result
-
-
-logger = logging.getLogger("redisacc")
 
 
 class Participant(Closing):
@@ -192,7 +189,7 @@ class Participant(Closing):
         self._patience.call(self._lease.check, f"to extend the lease of the {self._place}")
 
     def _warn(self, text: str, *values: object) -> None:
-        logger.warning(f"%s: {text}", self.shared_name, *values, extra={"accumulator": self.shared_name})
+        warn(self.shared_name, text, *values)
 
     def close(self) -> None:
         """Closes the handles, and gives the lease back. The run can be continued. Closing twice does nothing."""

@@ -16,6 +16,7 @@ from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.quorum import Quorum, milliseconds
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.environment import WORKERS, Place
+from redisacc._log import inform, warn
 from redisacc._protocol.leases.crew import Crew
 from redisacc._protocol.parameters.announcements import announce_workers
 from redisacc._protocol.rounds.who_contributed import contributors_of_round
@@ -133,11 +134,7 @@ class QuorumKeeper:
         """Stores the quorum again if the record has lost it. Returns whether it had."""
         if self._accumulator.quorum().least is not None:
             return False
-        logger.warning(
-            "%s: the quorum is gone, so it is again as this chief was told",
-            self._name,
-            extra={"accumulator": self._name},
-        )
+        warn(self._name, "the quorum is gone, so it is again as this chief was told")
         self.store()
         return True
 
@@ -157,13 +154,7 @@ class QuorumKeeper:
         before = self.workers
         self._store()
         if self.workers != before:
-            logger.info(
-                "%s: there are %d workers instead of %d",
-                self._name,
-                self.workers,
-                before,
-                extra={"accumulator": self._name},
-            )
+            inform(self._name, "there are %d workers instead of %d", self.workers, before)
             self._announce(self.until)
 
     def _store(self) -> None:

@@ -15,6 +15,7 @@ from redisacc._clock import clock, durations
 from redisacc._format.keys import ParameterKeys
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.environment import Place
+from redisacc._log import inform
 from redisacc._protocol.parameters.marks import whereabouts
 from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._protocol.rounds.take_wait import end_takes
@@ -491,8 +492,7 @@ class Reconciliation(Participant):
             )
         elif self._view.memory is None:
             step = self._weights.step
-            extra = {"accumulator": self.shared_name, "step": step}
-            logger.info("%s: continuing at step %d", self.shared_name, step, extra=extra)
+            inform(self.shared_name, "continuing at step %d", step, step=step)
         self._has_learned()
 
     def _has_learned(self) -> None:

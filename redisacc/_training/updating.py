@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from redisacc._format.quorum import Quorum
 from redisacc._handles.base import ConditionalAccumulatorBase, host_and_process
 from redisacc._handles.options import Mean
 from redisacc._handles.parameters import Parameters
+from redisacc._log import warn
 from redisacc._protocol.parameters.publisher import schema_of
 from redisacc._protocol.rounds.taker import GrantedRound
 from redisacc._protocol.scripts import OF_PARAMETERS, refused
@@ -33,8 +33,6 @@ from redisacc._text import shown
 from redisacc._training.program_weights import pack_state, read_exact
 from redisacc.errors import DataLossError, InvalidArgumentError
 from redisacc.optim import Optimizer
-
-logger = logging.getLogger("redisacc")
 
 
 def check_optimizer(optimizer: object, parameters: object, *, state: object, mean: Mean | None) -> None:
@@ -143,11 +141,10 @@ class Updating:
             updates = validation.integer(state[UPDATES], "updates of the state", low=0)
             return Whole(model, step, weights, kept, updates)
         if state is not None:
-            logger.warning(
-                "%s: the state that was published does not fit %s, so the optimizer begins with a new state",
+            warn(
                 self._keys.name,
+                "the state that was published does not fit %s, so the optimizer begins with a new state",
                 optimizer.name,
-                extra={"accumulator": self._keys.name},
             )
         new = {slot: [optimizer.initial(slot, values) for values in weights] for slot in optimizer.slots}
         return Whole(model, step, weights, new, 0)

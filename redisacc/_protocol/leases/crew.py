@@ -12,6 +12,7 @@ from redisacc._clock import clock, durations
 from redisacc._format.crew_entries import Member, parse_crew, split_who
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.stored_text import clock_ms
+from redisacc._log import inform, warn
 from redisacc._protocol.leases.process_identity import fate_of, memory_text, own_identity
 from redisacc._protocol.leases.renewals import interval_of, renewals_over
 from redisacc._protocol.parameters.marks import whereabouts
@@ -168,14 +169,13 @@ class Crew:
                     f"{_ITSELF if taken.process == own_identity() else ''}"
                 )
             if holder is None:
-                logger.warning(
-                    "%s: %s held the lease of the %s last; waiting up to %.0f s for it to run out, or until that "
-                    "process shows that it is alive by extending it",
+                warn(
                     self.name,
+                    "%s held the lease of the %s last; waiting up to %.0f s for it to run out, or until that "
+                    "process shows that it is alive by extending it",
                     taken.who,
                     place,
                     taken.left,
-                    extra={"accumulator": self.name},
                 )
             holder = taken
             return None
@@ -201,13 +201,7 @@ class Crew:
             self._followed = HeldByOther(0.0, "", "")
         while (taken := self._succeed(place, cancel)) is not None:
             if self._followed is None or taken.who != self._followed.who:
-                logger.info(
-                    "%s: %s is the %s; standing by to follow it",
-                    self.name,
-                    taken.who,
-                    place,
-                    extra={"accumulator": self.name},
-                )
+                inform(self.name, "%s is the %s; standing by to follow it", taken.who, place)
             self._followed = taken
             self._watch(taken, min(taken.left + 0.01, durations.standby_asks_every), cancel)
         return self._followed is not None

@@ -17,6 +17,7 @@ from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._format.quorum import Quorum
 from redisacc._format.stored_text import parse_staleness, round_shape_of
+from redisacc._log import warn
 from redisacc._protocol.rounds.granted_rounds import REMEMBERED, EndedRound, ended_round, still_listed, take_over
 from redisacc._protocol.rounds.round_reader import RoundContents, RoundReader, part_lost, read_commands
 from redisacc._protocol.rounds.take_wait import History, TakeWait, leave
@@ -253,11 +254,11 @@ class Taker(Generic[G]):
         except NotFoundError:
             if not perhaps_done:
                 raise
-            logger.warning(
-                "%s: the accumulator was deleted before it was known whether round %s had been acknowledged",
+            warn(
                 self.keys.name,
+                "the accumulator was deleted before it was known whether round %s had been acknowledged",
                 taken.token,
-                extra={"accumulator": self.keys.name, "token": taken.token},
+                token=taken.token,
             )
             return
         if not listed and (not perhaps_done or self._is_undone(taken.token)):
@@ -369,12 +370,13 @@ class Taker(Generic[G]):
         ended = ended_round(self.keys, self.scripts, granted.token, contents.buffered)
         lost = reader.leave_out_lost(contents) if skip_lost else ()
         if lost:
-            logger.warning(
-                "%s: the round of step %d is handed out without the gradients that have lost parts: %s",
+            warn(
                 self.keys.name,
+                "the round of step %d is handed out without the gradients that have lost parts: %s",
                 granted.global_step,
                 ", ".join(gradient.id for gradient in lost),
-                extra={"accumulator": self.keys.name, "global_step": granted.global_step, "token": granted.token},
+                global_step=granted.global_step,
+                token=granted.token,
             )
         taken: Round[G] = reader.reduced(contents, granted.global_step, staleness, self.spec.result)
         return TakenRound(ended, taken, contents.traces)

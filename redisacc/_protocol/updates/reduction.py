@@ -23,6 +23,7 @@ from redisacc._format.buffered import PartMissingError
 from redisacc._format.entries import sums_text
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
+from redisacc._log import inform, warn
 from redisacc._protocol.scripts import Scripts
 from redisacc._protocol.sums.cells import SumPart
 from redisacc._protocol.sums.round_so_far import Heard, Interruption, RoundSoFar, heard_in, note
@@ -243,7 +244,7 @@ class Reduction:
         held, self._holds = self._holds, reply.outcome == "held"
         if self._holds and not held:
             self._begin_anew()
-            logger.info("%s: the reducer works on it", self.keys.name, extra={"accumulator": self.keys.name})
+            inform(self.keys.name, "the reducer works on it")
         elif held and not self._holds:
             self._log(f"another reducer has taken over: {printable(reply.who)}")
 
@@ -300,7 +301,7 @@ class Reduction:
     def _log(self, problem: str) -> None:
         if problem != self._logged:
             self._logged = problem
-            logger.warning("%s: %s", self.keys.name, problem, extra={"accumulator": self.keys.name})
+            warn(self.keys.name, "%s", problem)
 
     def release(self) -> bool:
         """Gives the lease back, and removes the sums. Returns whether the server answered: otherwise, they expire."""
