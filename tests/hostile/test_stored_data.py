@@ -188,7 +188,7 @@ def watch(
         slow += of_training(world)
     if in_place:
         slow.append(Use("index.lua", lambda: index_script(real_client, INDEX)))
-    durations(opening=0.5, call=0.2, gathering=0.2, continued_within=0.0, look_after=0.1)
+    durations(call=2.0, gathering=0.2, continued_within=0.0, look_after=0.1)
     return Watch(world, slow, caplog, several=100 if everything else 3)
 
 
