@@ -24,7 +24,7 @@ local function admit(keys, request, is_buffered)
   if not entry then
     return nil, refusal
   end
-  local staleness = accepted_staleness(record, request.local_step)
+  local staleness = accepted_staleness(record, request)
   if not staleness then
     entry.stale = entry.stale + 1
     local reply = {'stale', record.global_step, count_text(record.num_accumulated)}
@@ -35,7 +35,7 @@ local function admit(keys, request, is_buffered)
   if not in_round then
     return nil, {'corrupt', 'workers', string.sub(request.worker, 1, 64)}
   end
-  if in_round > 0 and (request.once or record.once_per_worker > 0) then
+  if in_round > 0 and (request.once > 0 or record.once_per_worker > 0) then
     local reply = {'repeated', record.global_step, count_text(record.num_accumulated)}
     -- #include "drop_gradient"
     return drop_gradient(keys, request, record, entry, reply)

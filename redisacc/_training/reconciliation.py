@@ -143,8 +143,6 @@ class Reconciliation(Participant):
         self._found: Any = None
         # Whether the accumulator was there after the weights had been published, so that no loss took it alone.
         self._has_seen_both = False
-        # The incarnations of the accumulators that this process has opened.
-        self._opened_before: set[str] = set()
         self._follows = self._is_rescued = False
         # How often the lease had run out when the weights were seen last.
         self._gaps = 0
@@ -234,9 +232,14 @@ class Reconciliation(Participant):
         """Notes that something is not as it was seen."""
         logger.debug("%s: %s", self.shared_name, error)
         self._error, self._must_look = error, True
-        if not isinstance(error, DataLossError) or error.part is None:
+        if not isinstance(error, DataLossError):
             return
-        if error.gradient is None:
+        if error.part is None:
+            if isinstance(self._weights, Updating):
+                # Perhaps the round. If the server still has it, it is found again.
+                self._hold(None)
+                self._view.may_be_left = True
+        elif error.gradient is None:
             # A part of the version, which a look may not notice.
             self._view.is_complete = self._must_look = False
         elif isinstance(self._weights, Updating):
@@ -253,10 +256,10 @@ class Reconciliation(Participant):
         self._look_at_weights(view)
         if view.is_deleted:
             return
-        if view.published is None:
-            # The lease is lost as well, and another process may have taken it since.
+        if view.published is None or view.published < (view.memory or 0):
+            # The lease is lost as well, or older, and another process may have taken it since.
             self._lease.take_again()
-        else:
+        if view.published is not None:
             self._gaps, self._inquiry = self._lease.gaps, Inquiry(self._transport, self._crew, self.shared_name)
         view.has_led_throughout = self._lease.gaps == self._gaps
         self._look_at_gradients(view)
@@ -306,8 +309,7 @@ class Reconciliation(Participant):
                 # Since the first read, both may have come back.
                 record = handle._records.read()
             except NotFoundError as error:
-                there = self._transport.call("HGET", handle._keys.record, "incarnation")
-                if there is not None and there.decode(errors="replace") in self._opened_before:
+                if not has_no_gradients(self._transport, self.shared_name):
                     # In place of what has been made after a loss, the server has its older data again.
                     self._close_gradients()
                     return
@@ -349,10 +351,18 @@ class Reconciliation(Participant):
     # The actions
 
     def _stand_by(self) -> None:
-        crew, stops = self._crew, self._options.stops
-        led = self._options.has_seen()
+        crew, stops, inquiry = self._crew, self._options.stops, self._inquiry
+        led = self._options.has_seen() or bool(self._parameters._reader.incarnation)
+        if self._options.standby and not led:
+            # Meanwhile, a process that has led takes its lease again: it alone has the state.
+            while self._parameters.step() is None and inquiry.may_be_lost(is_lost=False, follows=False):
+                if inquiry.has_asked():
+                    break
+                inquiry.ask()
         follows = crew.stand_by("chief", stops, follows=led) if self._options.standby else crew.wait_for("chief")
-        self._follows = follows or self._follows
+        if follows:
+            # What was found out before is of another time.
+            self._follows, self._inquiry = True, Inquiry(self._transport, self._crew, self.shared_name)
         self._keep("chief")
         self._view.lease = "held"
 
@@ -370,7 +380,6 @@ class Reconciliation(Participant):
                 once_per_worker=True,
             )
         )
-        self._opened_before.add(handle._scripts.incarnation)
         self._weights.reopen(handle)
         self._quorum = QuorumKeeper(self._options.quorum, handle, self._crew, self._transport, self.shared_name)
         self._quorum.until = self._last

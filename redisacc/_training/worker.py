@@ -402,9 +402,9 @@ class Worker(Participant):
         """
         began, here = clock.now(), self._options.here
         log = WaitLog(began)
-        while self._patience.call(self._parameters.finished, "to read the parameters"):
+        while self._made(self._parameters.finished, "to read the parameters"):
             if self._beside is not None:
-                step, until = self._patience.call(self._parameters.step, "to read the step"), self._beside._until
+                step, until = self._made(self._parameters.step, "to read the step"), self._beside._until
                 if until is None or step is None or step >= until:
                     return True
             elif here.chief_run_id is None:
@@ -695,6 +695,8 @@ class Worker(Participant):
             )
             with ExitStack() as on_failure:
                 on_failure.callback(opened.close)
+                # If the server goes back to older data, no round gets gradients of weights that are lost.
+                opened._applier.once = 2
                 # A gradient must not reach the accumulator of another training that was begun under this name since.
                 self._parameters.step()
                 on_failure.pop_all()

@@ -360,3 +360,11 @@ def test_a_crew_that_somebody_else_has_written(training):
         training.worker()
     with pytest.raises(redisacc.CorruptDataError):
         training.chief()
+
+
+def test_a_lease_of_a_dead_predecessor_comes_back_with_older_data(training):
+    worker = training.worker(0)
+    training.give_lease("worker 0", "host:1", 9_500, process=training.dead_process())
+    worker._lease.renew()
+    worker._lease.check()
+    assert "host:1" not in training.leases["worker 0"]

@@ -436,6 +436,66 @@ def test_a_claim_of_a_process_of_another_machine_ends_when_it_claims_no_more(tra
     the_other_hands_over(training, background, second)
 
 
+def test_a_gradient_of_weights_that_are_lost_does_not_count(training):
+    """Its worker has not noticed that the server went back, and the round is of an earlier step."""
+    chief, worker = training.chief(), training.worker()
+    steps, rounds = worker.steps(), chief.rounds()
+    next(steps)
+    kept = Snapshot(training.client)
+    worker.apply({"w": [1, 1]})
+    next(rounds)
+    chief.publish({"w": [1, 1]})
+    next(steps)
+    kept.restore()
+    assert worker.apply({"w": [7, 7]}).outcome == "stale"
+    assert training.gradients().num_accumulated() == 0
+
+
+def test_older_data_have_an_accumulator_that_this_chief_never_opened(training):
+    """Its predecessor made another one after a loss. The older one is no sign of a deletion."""
+    first, one = training.chief(), training.work()
+    rounds = first.rounds()
+    next(rounds)
+    first.publish({"w": [1, 1]})
+    kept = Snapshot(training.client)
+    training.client.flushall()
+    next(rounds)
+    first.publish({"w": [2, 2]})
+    rounds.close()
+    first.close()
+    second = training.chief()
+    kept.restore()
+    training.lead(second, 4)
+    assert second.step == 4
+    one.join()
+
+
+def test_everything_is_lost_before_a_worker_begins_its_loop(training, background):
+    chief, worker = training.chief(), training.worker()
+    training.client.flushall()
+    beginning, taking = background(next, worker.steps()), background(next, chief.rounds())
+    assert beginning.result(30)[0] == 0
+    worker.apply({"w": [1, 1]})
+    assert taking.result(30).gradient["w"].tolist() == [1, 1]
+
+
+@pytest.mark.forges
+def test_older_data_have_another_leader(training):
+    """It continues with them, so the one that has led since restores nothing: two would lead."""
+    chief, worker = training.chief(), training.worker()
+    rounds, steps = chief.rounds(), worker.steps()
+    kept = Snapshot(training.client)
+    next(steps)
+    worker.apply({"w": [1, 1]})
+    next(rounds)
+    chief.publish({"w": [1, 1]})
+    kept.restore()
+    training.give_lease("chief", "host:9", 60_000)
+    with pytest.raises(redisacc.ConflictError, match="host:9 is the chief now"):
+        next(rounds)
+    assert training.client.hget("redisacc:{train}:parameters", "step") == b"0"
+
+
 def test_workers_of_a_deleted_training_claim_nothing(training, background, until):
     chief, worker = training.chief(), training.worker()
     steps = worker.steps()

@@ -172,6 +172,38 @@ def test_everything_is_lost_together_with_a_reducer(join, reducing, real_client,
 
 @pytest.mark.loses_data
 @pytest.mark.usefixtures("time_runs")
+def test_a_process_that_joins_after_a_loss_leaves_the_lease_to_the_one_that_has_the_state(
+    join, proxy, real_client, background, expected, until, monkeypatch, caplog
+):
+    caplog.set_level("INFO")
+    wanted = expected("optimizer", 6)
+    one = join(BEGIN, **HOW["optimizer"])
+
+    def lead():
+        with redisacc.Training(
+            "train", BEGIN, **grouped({"workers": 1, "redis": real_client, **HOW["optimizer"]})
+        ) as joining:
+            return list(joining.steps(until=6))
+
+    leading = []
+
+    def seen(step):
+        if step == 3:
+            proxy.stall()
+            real_client.flushall()
+            caplog.clear()
+            monkeypatch.setenv("REDISACC_ROLE", "chief")
+            leading.append(background(lead))
+            until(lambda: "whether a worker still has a run of this name" in caplog.text)
+            proxy.resume()
+
+    assert background(train, one, 6, seen).result(60) == wanted
+    assert leading[0].result(60) == []
+    one.delete()
+
+
+@pytest.mark.loses_data
+@pytest.mark.usefixtures("time_runs")
 def test_nobody_waits_for_a_process_whose_loop_has_ended(join, real_client, background, durations, until, caplog):
     """It has a later step, and would never publish it."""
     given, begins = {"workers": 2, "quorum": 1, **HOW["update"]}, threading.Event()
@@ -365,6 +397,31 @@ def test_the_server_is_away_at_each_exchange_of_a_step(join, outages, background
     assert background(train, one, until, seen).result(120) == wanted
     assert not after
     one.delete()
+
+
+def test_the_server_is_away_and_goes_back_while_an_update_is_published(
+    training, losses, proxy, background, until, caplog
+):
+    """To before the round: a leader asked again and again for the one that it had."""
+    one = training.work(gradient=lambda _, step, __: {"w": [1.0, step]})
+    chief = training.chief({"w": np.zeros(2)}, optimizer=SGD(1.0), redis=proxy.url)
+    updates = chief.updates(until=6)
+    next(updates)
+    losses.keep()
+    assert next(updates) == 2
+
+    def begin():
+        proxy.refuses = True
+        losses.lose()
+        proxy.cut_all()
+
+    proxy.before("publish", begin)
+    publishing = background(list, updates)
+    until(lambda: "could not reach the server to publish step 3" in caplog.text)
+    proxy.refuses = False
+    assert publishing.result(30) == [3, 4, 5, 6]
+    assert chief.latest()[1]["w"].tolist() == [-6, -15]
+    one.join()
 
 
 @pytest.mark.loses_data

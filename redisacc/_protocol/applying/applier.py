@@ -52,6 +52,8 @@ class Applier:
         self._by_worker = way.spec.order == "worker"
         self._in_place_limit = in_place_limit if in_place.can_add(way.spec) and not self._by_worker else 0
         self._staleness_weighs = staleness_weighs
+        # What ``GradientRequest.once`` is at least: 2 for workers of a run.
+        self.once = 0
         # The layouts of uploads that were asked for.
         self._layouts: dict[Encoding, UploadLayout | None] = {}
         # Gradients of step 0 that were dropped as stale since the last one that was not. None means there was a
@@ -94,7 +96,8 @@ class Applier:
         if encoding != "float32":
             gradient = self._as_encoded(gradient, encoding, encodes=rows is None)
         session, sequence = self._requests.sessions.begin()
-        request = GradientRequest(session, sequence, worker, local_step, round_shape, once, notes, weight, order)
+        how = self.once or once
+        request = GradientRequest(session, sequence, worker, local_step, round_shape, how, notes, weight, order)
 
         def send() -> Reply:
             if rows is not None:
@@ -158,7 +161,8 @@ class Applier:
         """
         order = self._order_of(worker) if self._by_worker else ""
         session, sequence = self._requests.sessions.begin()
-        return Upload(self._way, layout, GradientRequest(session, sequence, worker, local_step, (), order=order))
+        request = GradientRequest(session, sequence, worker, local_step, (), self.once, order=order)
+        return Upload(self._way, layout, request)
 
     def abandon(self, upload: Upload) -> None:
         """Ends an upload. Nothing of it is left."""

@@ -361,7 +361,8 @@ class Lease:
             if self._over.is_set():
                 return
             asked_at = clock.now()
-            taken = self._crew.hold(self._place, renews=renews, extends=extends)
+            # Older data may have that of a predecessor.
+            taken = self._crew.take(self._place, renews=renews, extends=extends)
             if taken is None:
                 self.gaps += asked_at >= self._sure_until
                 self._sure_until = asked_at + durations.lease
