@@ -71,9 +71,9 @@ class _Connection(SocketConnection):
         with self._recording.span("exchange", " ".join(words), self, words):
             return super().exchange(commands, deadline)
 
-    def fetch(self, arrivals: Any, deadline: float) -> None:
+    def fetch(self, arrivals: Any, deadline: float, *more: Any) -> None:
         with self._recording.span("fetch", "parts", self, ("fetch",)):
-            super().fetch(arrivals, deadline)
+            super().fetch(arrivals, deadline, *more)
 
     def hear(self) -> list[Any]:
         with self._recording.span("listen"):

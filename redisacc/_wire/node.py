@@ -18,7 +18,7 @@ from redisacc._interrupts import interrupt_in
 from redisacc._wire import forks
 from redisacc._wire.clients import Endpoint, GivenPool, translated
 from redisacc._wire.faults import PASSING, REDIRECTIONS, BrokenError, ReplyError, SilentError, reason_of, refusal_of
-from redisacc._wire.lanes import LANES, fetch_over, is_quiet, is_remote
+from redisacc._wire.lanes import LANES, is_quiet, is_remote
 from redisacc._wire.replies import check_form
 from redisacc._wire.sockets import (
     TICK,
@@ -242,10 +242,7 @@ class Node:
         lanes = self._has_lanes and arrivals.lanes > 1 and connection.is_remote is not False
         more = self._more(connection) if lanes else []
         try:
-            if more:
-                fetch_over([connection, *more], arrivals, deadline)
-            else:
-                connection.fetch(arrivals, deadline)
+            connection.fetch(arrivals, deadline, more)
         except BaseException as error:
             _close(more)
             self._next_lanes_at = clock.now() + LANES_PAUSE
@@ -368,7 +365,7 @@ def fetch_from_nodes(nodes: Sequence[Node], routes: Sequence[int], arrivals: Arr
     try:
         for node in nodes:
             borrowed.append(node._borrow(deadline))  # noqa: PERF401 - those before an error have to be closed
-        fetch_over(borrowed, arrivals, deadline, routes)
+        borrowed[0].fetch(arrivals, deadline, borrowed[1:], routes)
     except BaseException as error:
         for node, connection in zip(nodes, borrowed, strict=False):
             with contextlib.suppress(BrokenError):

@@ -14,12 +14,15 @@ from __future__ import annotations
 import errno
 import math
 import os
+import select
 import socket
 import ssl
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from itertools import repeat
+from operator import attrgetter
+from typing import Any, Generic, Protocol, TypeVar
 
 import hiredis
 
@@ -55,9 +58,14 @@ GATHER_BYTES = 16 * 1024
 GATHER_BUFFERS = 1024
 
 _RECEIVE_BYTES = 64 * 1024
+# The same where a line is expected. Bytes after the line are copied.
+_LINE_BYTES = 64
+# No line of a reply to GET is longer, in bytes.
+_LONGEST_LINE = 64 * 1024
 
 CLOSED = "the server closed the connection"
 _SILENT = "the server did not reply in time"
+_NO_END = "a string does not end where its length says it should"
 
 # The slowest transfer of gradients that is not taken for silence, in bytes per second: a reply may come over a slow
 # network, but a server that sends a byte now and then must not keep a call forever.
@@ -135,9 +143,6 @@ class Arrivals(Protocol[A]):
     def more(self) -> list[A]:
         """Returns the strings that have been added to ``wanted`` since it was called, or this."""
 
-    def expected(self, arrival: A, /) -> memoryview:
-        """Returns where a string goes if it has the expected length. It is written to before that is known."""
-
     def begin(self, arrival: A, length: int, /) -> memoryview:
         """Returns where a string goes, given its length in bytes. Raises if that is wrong."""
 
@@ -158,12 +163,14 @@ class Connection:
         fresh_until: until when it may be used once more.
         is_remote: whether it leads to another machine; None means nobody has asked yet.
         place: its place among the connections that a client may have.
+        is_tls: whether it is known to speak TLS.
     """
 
     sock: Any = None
     fresh_until: float = math.inf
     is_remote: bool | None = False
     place: object = None
+    is_tls: bool = False
 
     def __init__(self, pooled: Any) -> None:
         self.pooled = pooled
@@ -178,9 +185,26 @@ class Connection:
         """
         raise NotImplementedError
 
-    def fetch(self, arrivals: Arrivals[A], deadline: float) -> None:
-        """GETs strings in order, straight into the memory where they are used, if that is possible."""
-        fetch_together(self, arrivals, deadline)
+    def fetch(
+        self,
+        arrivals: Arrivals[A],
+        deadline: float,
+        others: Sequence[Connection] = (),
+        routes: Sequence[int] = (),
+    ) -> None:
+        """GETs strings straight into the memory where they are used.
+
+        Args:
+            arrivals: the strings.
+            deadline: when the server counts as silent if it sends nothing, on ``running_time()``'s clock.
+            others: further connections for them, as good as this one. Each serves one lane or more.
+            routes: for each lane the position of its connection. Empty: the connections take turns.
+
+        Raises:
+            BrokenError, SilentError, ReplyError: a connection failed. None of them can be used again. The same holds if
+                ``arrivals`` raises.
+        """
+        raise NotImplementedError
 
     def hear(self) -> list[Any]:
         """Returns messages that the server sends by itself, after a tick or about a second at most. Raises errors."""
@@ -258,6 +282,9 @@ class ClientConnection(Connection):
                 with suppressed(OSError):
                     sock.settimeout(pooled.socket_timeout)
 
+    def fetch(self, arrivals: Arrivals[A], deadline: float, *_: object) -> None:
+        fetch_together(self, arrivals, deadline)
+
     def hear(self) -> list[Any]:
         with translated():
             if not self.pooled.can_read(timeout=1.0):
@@ -269,12 +296,7 @@ class ClientConnection(Connection):
 def fetch_together(connection: Any, arrivals: Arrivals[A], deadline: float) -> None:
     """GETs strings over a connection or from a cluster, some at a time, and copies them to where they are used."""
     while wanted := arrivals.wanted()[:_FETCH_TOGETHER]:
-        put(connection.exchange(get_commands(wanted), deadline), wanted, arrivals)
-
-
-def get_commands(wanted: Sequence[Arrival]) -> list[Command]:
-    """Returns the commands that GET strings."""
-    return [("GET", arrival.key) for arrival in wanted]
+        put(connection.exchange([("GET", each.key) for each in wanted], deadline), wanted, arrivals)
 
 
 def put(replies: Sequence[Any], wanted: Sequence[A], arrivals: Arrivals[A]) -> None:
@@ -338,7 +360,7 @@ class SocketConnection(Connection):
             sent = 0
         if sent < sum(map(len, buffers)):
             # A server that takes its time to receive a gradient is not silent meanwhile.
-            deadline += self._send(buffers, deadline, sent)
+            deadline += self.send(buffers, deadline, sent)
         replies: list[Any] = []
         received = pushed = 0
         while len(replies) < wanted:
@@ -387,35 +409,41 @@ class SocketConnection(Connection):
             self._reader.commands, self._reader.claimed, self._reader.received = (), 0, 0
         return said
 
-    def fetch(self, arrivals: Arrivals[A], deadline: float) -> None:
-        wanted, awaited = arrivals.wanted(), deque[A]()
-        incoming = _Incoming(self.sock, deadline)
-        while wanted or awaited:
-            if wanted:
-                self.request(wanted, deadline)
-                awaited.extend(wanted)
-            arrival = awaited.popleft()
-            # Most are there as they are expected.
-            if incoming.put(arrivals.expected(arrival)) or self._receive(incoming, arrivals, arrival):
-                arrivals.finish(arrival)
+    def fetch(
+        self,
+        arrivals: Arrivals[A],
+        deadline: float,
+        others: Sequence[Connection] = (),
+        routes: Sequence[int] = (),
+    ) -> None:
+        lanes = list(map(_Lane[A], (self, *others), repeat(not others)))
+        ready, numbers, poll = lanes, dict[int, _Lane[A]](), select.poll()
+        if others:
+            for lane in lanes:
+                numbers[lane.sock.fileno()] = lane
+                poll.register(lane.sock, select.POLLIN)
+        received, wanted = 0, arrivals.wanted()
+        while True:
+            for number, lane in enumerate(lanes if wanted else ()):
+                some = [one for one in wanted if _route(one.lane, routes, len(lanes)) == number] if others else wanted
+                if some:
+                    lane.connection.send(
+                        pack_commands([("GET", one.key) for one in some]), deadline + received / SLOWEST
+                    )
+                    lane.awaited.extend(some)
+            if not any(map(_AWAITED, lanes)):
+                return
+            if others:
+                ready = [numbers[number] for number, _ in poll.poll(TICK * 1000)] or lanes
+            for lane in ready:
+                awaited = len(lane.awaited)
+                received += lane.receive(arrivals)
+                if len(lane.awaited) == awaited:
+                    # Even after data: a server that sends a byte now and then could keep the call forever.
+                    check_silence(deadline + received / SLOWEST)
             wanted = arrivals.more()
 
-    def request(self, wanted: Sequence[Arrival], deadline: float) -> None:
-        """Sends the GETs of strings. Their replies are still to be received."""
-        self._send(pack_commands(get_commands(wanted)), deadline)
-
-    @staticmethod
-    def _receive(incoming: _Incoming, arrivals: Arrivals[A], arrival: A) -> bool:
-        """Receives the reply to a GET. Returns whether there is such a string."""
-        length = length_of(incoming.line())
-        if length is None:
-            arrivals.missing(arrival)
-            return False
-        incoming.fill(arrivals.begin(arrival, length))
-        incoming.line()
-        return True
-
-    def _send(self, buffers: list[bytes | memoryview], deadline: float, sent: int = 0) -> float:
+    def send(self, buffers: list[bytes | memoryview], deadline: float, sent: int = 0) -> float:
         """Sends the rest of buffers, after so many bytes. Returns how many seconds that took, or 0."""
         began, first, total, length = running_time() if sent else 0.0, 0, sent, sum(map(len, buffers))
         # The caller may send the same buffers again.
@@ -440,14 +468,14 @@ class SocketConnection(Connection):
 class TlsConnection(SocketConnection):
     """A connection over TLS, which takes one buffer at a time and has Python's timeout only."""
 
+    is_tls = True
+
     def __init__(self, pooled: Any, sock: socket.socket, tick: float = TICK) -> None:
         super().__init__(pooled, sock, tick)
         self._send_some = lambda buffers: sock.send(buffers[0])
 
     def _set_tick(self, tick: float) -> None:
         self.sock.settimeout(tick)
-
-    fetch = Connection.fetch
 
 
 def _timeval(seconds: float) -> bytes:
@@ -461,77 +489,81 @@ def check_silence(deadline: float) -> None:
         raise SilentError(_SILENT)
 
 
-class _Incoming:
-    """Receives from a socket: strings of known length straight into their memory, the rest through a buffer."""
+def _route(lane: int, routes: Sequence[int], connections: int) -> int:
+    return routes[lane] if routes else lane % connections
 
-    def __init__(self, sock: socket.socket, deadline: float) -> None:
-        self._sock = sock
-        self._deadline = deadline
-        self._buffer = bytearray(_RECEIVE_BYTES)
-        self._start = self._end = 0
-        self._received = 0
 
-    def put(self, place: memoryview) -> bool:
-        """Receives a bulk string that has the length of ``place``, mostly by two system calls.
+_AWAITED = attrgetter("awaited")
 
-        Returns False if something else arrives, or may: that is then read next.
-        """
-        if not place or self._start < self._end:
-            return False
-        head, end = b"$%d\r\n" % len(place), bytearray(2)
-        # The head comes first: if a shorter reply with nothing behind it were received together with the string, the
-        # kernel would wait for more until the next tick.
-        received = self._receive(memoryview(self._buffer)[: len(head)])
-        if self._buffer[:received] != head:
-            # An error, a missing string, another length, or only the first bytes of the right head.
-            self._start, self._end = 0, received
-            return False
-        received = 0
-        while received < len(place):
-            received += self._receive(place[received:], end, flags=socket.MSG_WAITALL)
-        received -= len(place)
-        while received < len(end):
-            received += self._receive(memoryview(end)[received:])
-        if end != b"\r\n":
-            raise BrokenError("a string does not end where its length says it should")
-        return True
 
-    def line(self) -> bytes:
-        """Returns the next line, without its end."""
-        while (stop := self._buffer.find(b"\r\n", self._start, self._end)) < 0:
-            self._buffer[: self._end - self._start] = self._buffer[self._start : self._end]
-            self._start, self._end = 0, self._end - self._start
-            if self._end == len(self._buffer):
-                raise BrokenError("a reply is not RESP")
-            self._end += self._receive(memoryview(self._buffer)[self._end :])
-        line = bytes(self._buffer[self._start : stop])
-        self._start = stop + 2
-        return line
+class _Lane(Generic[A]):
+    """A connection, and the strings that are on their way over it, in order.
 
-    def fill(self, view: memoryview) -> None:
-        """Receives exactly as many bytes as the view has."""
-        filled = min(self._end - self._start, len(view))
-        view[:filled] = memoryview(self._buffer)[self._start : self._start + filled]
-        self._start += filled
-        while filled < len(view):
-            filled += self._receive(view[filled:], flags=socket.MSG_WAITALL)
+    Args:
+        connection: the connection, a SocketConnection.
+        is_alone: whether the caller waits for no other one, so that it may block here.
 
-    def _receive(self, *places: memoryview | bytearray, flags: int = 0) -> int:
-        """Receives into one place after the other. Returns how many bytes arrived, which is at least one."""
+    Attributes:
+        connection: the connection.
+        sock: its socket.
+        awaited: the strings.
+    """
+
+    def __init__(self, connection: Any, is_alone: bool) -> None:
+        self.connection, self.sock = connection, connection.sock
+        self.awaited: deque[A] = deque()
+        # For a line, and for a string. TLS knows no flags.
+        self._flags = (0, 0)
+        if not connection.is_tls:
+            self._flags = (0, socket.MSG_WAITALL) if is_alone else (socket.MSG_DONTWAIT, socket.MSG_DONTWAIT)
+        # poll() does not announce bytes that TLS has already decrypted.
+        self._pending = self.sock.pending if connection.is_tls and not is_alone else None
+        # What was received where lines are expected, and not yet read.
+        self._text = bytearray()
+        # Where the rest of a string goes that has begun to arrive, and whether only its end is missing.
+        self._place = memoryview(b"")
+        self._ends = False
+
+    def receive(self, arrivals: Arrivals[A]) -> int:
+        """Receives what is there, up to the end of a string at most. Returns the number of bytes."""
+        total, awaited, text = 0, len(self.awaited), self._text
         while True:
+            size = len(self._place) or _LINE_BYTES
             try:
-                received = self._sock.recvmsg_into(places, 0, flags)[0]
+                if self._place:
+                    received: int = self.sock.recv_into(self._place, size, self._flags[1])
+                    self._place = self._place[received:]
+                else:
+                    data = self.sock.recv(size, self._flags[0])
+                    received = len(data)
+                    text += data
             except TICKS as error:
                 check_tick(error)
-                received = -1
+                # Nothing has arrived, or only a piece of a TLS record.
+                return total
             if not received:
                 raise BrokenError(CLOSED)
-            self._received += max(received, 0)
-            if received < sum(map(len, places)):
-                # Even after data: a server that sends a byte now and then could keep the call forever.
-                check_silence(self._deadline + self._received / SLOWEST)
-            if received > 0:
-                return received
+            total += received
+            while not self._place and (stop := text.find(b"\r\n")) >= 0:
+                line = bytes(text[:stop])
+                del text[: stop + 2]
+                if self._ends and not line:
+                    self._ends = False
+                    arrivals.finish(self.awaited.popleft())
+                elif self._ends or not self.awaited:
+                    raise BrokenError(_NO_END if self._ends else "it sent more replies than it was sent commands")
+                elif (length := length_of(line)) is None:
+                    arrivals.missing(self.awaited.popleft())
+                else:
+                    place = arrivals.begin(self.awaited[0], length)
+                    there = min(length, len(text))
+                    place[:there] = text[:there]
+                    del text[:there]
+                    self._place, self._ends = place[there:], True
+            if len(text) > (1 if self._ends else _LONGEST_LINE):
+                raise BrokenError(_NO_END if self._ends else "a reply is not RESP")
+            if not self._pending() if self._pending else received < size or len(self.awaited) < awaited:
+                return total
 
 
 def pack_commands(commands: Sequence[Command]) -> list[bytes | memoryview]:

@@ -159,17 +159,15 @@ class LoopSocket:
 
     # As for a socket
 
-    def recv(self, size: int) -> bytes:
+    def recv(self, size: int, flags: int = 0) -> bytes:
         """Receives up to ``size`` bytes."""
-        received: bytes = self._receive(partial(self._sock.recv, size))
+        received: bytes = self._receive(partial(self._sock.recv, size, flags))
         return received
 
-    def recvmsg_into(self, places: Sequence[Any], ancillary: int, flags: int) -> tuple[int, Any, int, Any]:
-        """Receives into one place after the other."""
-        received: tuple[int, Any, int, Any] = self._receive(
-            # The flag to wait until a place is full has no effect on a socket that does not block.
-            partial(self._sock.recvmsg_into, places, ancillary, flags)
-        )
+    def recv_into(self, place: memoryview, size: int, flags: int) -> int:
+        """Receives up to ``size`` bytes into a place."""
+        # The flag to wait until it is full has no effect on a socket that does not block.
+        received: int = self._receive(partial(self._sock.recv_into, place, size, flags))
         return received
 
     def send(self, data: Any) -> int:

@@ -11,7 +11,6 @@ from redisacc._clock import running_time
 from redisacc._wire import lanes
 from redisacc._wire import node as node_module
 from redisacc._wire.faults import BrokenError, ReplyError, SilentError
-from redisacc._wire.lanes import fetch_over
 from redisacc._wire.node import LANES_PAUSE, LEAST_CONNECTIONS, Node
 from redisacc._wire.sockets import SocketConnection
 
@@ -48,6 +47,10 @@ def soon():
     return running_time() + 60
 
 
+def fetch(connections, strings, deadline):
+    connections[0].fetch(strings, deadline, connections[1:])
+
+
 def reply(data):
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
@@ -71,7 +74,7 @@ def test_strings_arrive_in_their_memory_whatever_comes_first(peers, connections,
 
     thread = threading.Thread(target=serve)
     thread.start()
-    fetch_over(made.connections, strings, soon())
+    fetch(made.connections, strings, soon())
     thread.join()
     assert strings.buffers == wanted
     for lane in range(4):
@@ -100,7 +103,7 @@ def test_a_string_that_is_wanted_later_is_requested_while_nothing_arrives(peers)
 
     thread = threading.Thread(target=serve)
     thread.start()
-    fetch_over(made.connections, strings, soon())
+    fetch(made.connections, strings, soon())
     thread.join()
     assert strings.buffers == [b"abc", b"xyz"]
 
@@ -139,7 +142,7 @@ def test_a_reply_that_is_wrong_ends_the_fetch(peers, data, error, text, lanes):
         thread.join()
         made.theirs[1].shutdown(socket.SHUT_WR)
     with pytest.raises(error, match=text):
-        made.connections[1].fetch(strings, soon()) if lanes == 1 else fetch_over(made.connections, strings, soon())
+        fetch(made.connections[1:] if lanes == 1 else made.connections, strings, soon())
     made.close()
     thread.join()
 
@@ -148,7 +151,7 @@ def test_a_silent_server_is_noticed(peers):
     made = peers(2)
     made.theirs[0].sendall(reply(b"abc"))
     with pytest.raises(SilentError):
-        fetch_over(made.connections, Strings("ab", 3, 3, lanes=2), running_time() + 0.05)
+        fetch(made.connections, Strings("ab", 3, 3, lanes=2), running_time() + 0.05)
 
 
 # Opening.

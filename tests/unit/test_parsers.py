@@ -21,7 +21,7 @@ from redisacc._format import entries, in_place
 from redisacc._format import stored_text as _shapes
 from redisacc._format.keys import Keys
 from redisacc._format.record import FIELDS, FORMAT, Record
-from redisacc._wire import lanes, sockets
+from redisacc._wire import sockets
 from redisacc._wire.faults import FAULTS
 
 KEYS = Keys("w")
@@ -213,13 +213,10 @@ class Wanted:
     def wanted(self):
         return [SimpleNamespace(key=str(number), lane=0) for number in range(len(self._lengths))]
 
-    def expected(self, arrival):
-        return memoryview(bytearray(self._lengths[0]))
-
     def begin(self, arrival, length):
         if length != self._lengths[0]:
             raise redisacc.CorruptDataError("another length")
-        return self.expected(arrival)
+        return memoryview(bytearray(length))
 
     def missing(self, arrival):
         raise redisacc.CorruptDataError("missing")
@@ -234,7 +231,7 @@ class Wanted:
 def test_replies_on_the_wire(search):
     def one(data, whole):
         data += b"\r\n" if whole else b""
-        for what in ("exchange", "fetch", "lanes"):
+        for what in ("exchange", "fetch"):
             ours, theirs = socket.socketpair()
             connection = redis.UnixDomainSocketConnection(path="nowhere")
             connection._sock = ours
@@ -246,10 +243,8 @@ def test_replies_on_the_wire(search):
                 try:
                     if what == "exchange":
                         fast.exchange([("PING",), ("PING",)], deadline)
-                    elif what == "fetch":
-                        fast.fetch(Wanted(3, 4), deadline)
                     else:
-                        lanes.fetch_over([fast], Wanted(3, 4), deadline)
+                        fast.fetch(Wanted(3, 4), deadline)
                 except (*FAULTS, OSError, redisacc.RedisAccError):
                     # Errors that a node or a transport treats as a broken connection, or as a refusal.
                     pass

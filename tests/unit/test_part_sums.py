@@ -100,8 +100,6 @@ class Server:
             requested.remove(arrival)
             self.fetched.append(arrival.key)
             if data is None:
-                # An expected string may have been written to before it is known to be missing.
-                arrivals.expected(arrival)
                 arrivals.missing(arrival)
             else:
                 begun.pop(arrival.lane)[len(data) // 2 :] = data[len(data) // 2 :]

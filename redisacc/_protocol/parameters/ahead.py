@@ -237,10 +237,6 @@ class PartsAhead:
         key = self._keys.part(f"{version}-{FLAT}", number)
         return _PartAhead(key, number % self.lanes, version, number, place, self._memory)
 
-    def expected(self, part: _PartAhead) -> memoryview:
-        """Returns where a part goes if it is as long as that part of the latest version."""
-        return part.place.data
-
     def begin(self, part: _PartAhead, length: int) -> memoryview:
         """Returns where a part goes, given its length in bytes."""
         if length != part.place.nbytes:

@@ -66,10 +66,6 @@ class WholeParts:
         """Returns none: everything was wanted from the beginning."""
         return []
 
-    def expected(self, part: _WholePart) -> memoryview:
-        """Returns where a part goes if it has the length that was stated."""
-        return part.place
-
     def begin(self, part: _WholePart, length: int) -> memoryview:
         """Returns where a part goes, given its length in bytes."""
         if length != len(part.place):

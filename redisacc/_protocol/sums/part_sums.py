@@ -130,19 +130,15 @@ class PartFetch:
             requested.append(part)
         return requested
 
-    def expected(self, part: Part) -> memoryview:
-        """Returns where a part goes if it is as long as its header says, which may be memory that is lent to it."""
-        if part.memory is None:
-            spare = self._spare.pop() if self._spare else np.empty(0, np.uint8)
-            part.lent = spare if len(spare) >= part.length else np.empty(part.length, np.uint8)
-            part.memory = part.lent[: part.length]
-        return part.memory.data
-
     def begin(self, part: Part, length: int) -> memoryview:
-        """Returns where a part goes, given its length in bytes."""
+        """Returns where a part goes, given its length in bytes: perhaps memory that is lent to it."""
         if length != part.length:
             raise wrong_length(part.key, length, part.length, "what is in it" if part.is_sum else "its header")
-        return self.expected(part)
+        if part.memory is None:
+            spare = self._spare.pop() if self._spare else np.empty(0, np.uint8)
+            part.lent = spare if len(spare) >= length else np.empty(length, np.uint8)
+            part.memory = part.lent[:length]
+        return part.memory.data
 
     def missing(self, part: Part) -> None:
         """Notes that a part is not there.
