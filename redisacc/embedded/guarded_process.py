@@ -217,9 +217,9 @@ def _input(written: bytes | None) -> Iterator[int]:
 
 
 def status_text(status: int) -> str:
-    """Returns a clause for an exit status, such as "ended with exit status 1" or "was killed by SIGKILL"."""
+    """Returns a clause for an exit status, such as "ended with exit code 1" or "was killed by SIGKILL"."""
     if status >= 0:
-        return f"ended with exit status {status}"
+        return f"ended with exit code {status}"
     try:
         return f"was killed by {signal.Signals(-status).name}"
     except ValueError:

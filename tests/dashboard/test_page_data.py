@@ -132,21 +132,21 @@ def test_a_history_is_read_when_there_is_a_new_step(monitor, real_client, comman
             if step in (2, 5):
                 refresh()
                 refresh()
-                assert [past.step for past in monitor.histories["t"]] == list(range(step))
+                assert [past.step for past in monitor.views["t"].steps] == list(range(step))
             training.apply(weights, metrics={"loss": step})
         assert read == [True, False, True, False]
         # The server was restarted from older data.
         real_client.zremrangebyscore(keys.history, 2, "+inf")
         real_client.hset(keys.record, "history_latest", real_client.zrange(keys.history, -1, -1)[0])
-        monitor._read = {}
+        monitor.views["t"].summary = []
         refresh()
-        assert [past.step for past in monitor.histories["t"]] == [0, 1]
+        assert [past.step for past in monitor.views["t"].steps] == [0, 1]
         training.delete()
     with redisacc.Training("t", model, **grouped(options)) as training:
         for _, weights in training.steps(until=1):
             training.apply(weights, metrics={"loss": 0})
         refresh()
-        assert [past.step for past in monitor.histories["t"]] == [0]
+        assert [past.step for past in monitor.views["t"].steps] == [0]
         training.delete()
 
 

@@ -59,7 +59,7 @@ def test_server_that_ends_at_once_is_quoted(tmp_path, monkeypatch):
     """
     short_lived = program(tmp_path / "short-lived", text)
     message = leaves_nothing(Server(executable=short_lived), monkeypatch, tmp_path / "scratch")
-    assert "ended with exit status 5 before it was ready" in message
+    assert "ended with exit code 5 before it was ready" in message
     assert "complaint 3\n" in message
     assert message.endswith("complaint 12")
     assert "complaint 2\n" not in message
@@ -75,7 +75,7 @@ def test_the_end_of_a_server_is_noticed_however_soon_it_comes(tmp_path):
     """
     short_lived = program(tmp_path / "short-lived", text)
     for _ in range(60):
-        with pytest.raises(ServerError, match="exit status 5"):
+        with pytest.raises(ServerError, match="exit code 5"):
             Server(executable=short_lived).start(timeout=3)
 
 

@@ -99,7 +99,7 @@ def test_server_that_ends_ends_the_run(start, unused_port):
     with redis.Redis(port=unused_port) as client:
         client.shutdown(nosave=True)
     assert run.code() == 1
-    assert "redisacc | the server ended with exit status 0; the end of its log: " in run.err
+    assert "redisacc | the server ended with exit code 0; the end of its log: " in run.err
     assert "User requested shutdown" in run.err
     # Advice that the server logs while it starts is not the cause.
     assert "overcommit" not in run.err

@@ -38,13 +38,15 @@ def test_every_accumulator_is_read_and_heard(watch, real_server, open_dense, ope
 
     def all_heard():
         monitor.refresh()
-        return all(of.rounds for of in monitor.rounds.values()) and monitor.rounds["b"].rounds[0].published
+        return (
+            all(view.heard.rounds for view in monitor.views.values()) and monitor.views["b"].heard.rounds[0].published
+        )
 
     until(all_heard)
-    assert [of.rounds[0].nbytes for of in monitor.rounds.values()] == [8, 8, 8]
+    assert [view.heard.rounds[0].nbytes for view in monitor.views.values()] == [8, 8, 8]
     accs["c"].delete()
     monitor.refresh()
-    assert list(monitor.views) == list(monitor.rounds) == ["a", "b"]
+    assert list(monitor.views) == ["a", "b"]
     for name in ("a", "b"):
         accs[name].delete()
 
@@ -56,7 +58,7 @@ def test_a_private_accumulator_can_be_named(watch, open_dense, until):
     monitor = watch(keys=[Keys(name)])
     acc.apply_grad([1.0, 2.0])
     acc.take_grad(1)
-    until(lambda: monitor.refresh() or monitor.rounds[name].rounds)
+    until(lambda: monitor.refresh() or monitor.views[name].heard.rounds)
     assert list(monitor.views) == [name]
 
 
@@ -68,7 +70,7 @@ def test_a_cluster_with_many_accumulators_is_heard_in_part(watch, open_dense, un
     for acc in accs:
         acc.apply_grad([1.0])
         acc.take_grad(1)
-    until(lambda: monitor.refresh() or len([name for name, of in monitor.rounds.items() if of.rounds]) == 64)
+    until(lambda: monitor.refresh() or len([view for view in monitor.views.values() if view.heard.rounds]) == 64)
     # Everything that the record tells is there for all of them.
     assert [view.info.takes for view in monitor.views.values()] == [1] * 65
     for acc in accs:

@@ -377,8 +377,8 @@ RULES = (
     Rule(
         "A killed `redisacc run` leaves no process behind",
         "redisacc/tools/launch/member.py",
-        "self.guard.tell(self.slot, os.getpid())",
-        "pass",
+        "preexec_fn=lambda: self._tell(os.getpid())",
+        "preexec_fn=lambda: None",
         "tests/launch/test_signals.py -k killed_runner_leaves --slow",
     ),
     Rule(

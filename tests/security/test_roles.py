@@ -193,7 +193,7 @@ def observer_works(place, until):
     def hears():
         place.apply(place.shared)
         monitor.refresh()
-        return monitor.rounds["train-1"].filling.last is not None
+        return monitor.views["train-1"].heard.filling.last is not None
 
     # Another thread listens: the event may arrive after the refresh, and the first one before the subscription.
     until(hears)

@@ -80,4 +80,4 @@ def test_the_last_error_ends_the_run_when_no_restart_is_left(texts):
 
 
 def test_a_server_that_is_shut_down_as_soon_as_it_is_back_stays_so(texts):
-    assert texts(FailingServer(0), 5)[1:] == ["it ended with exit status 0. It has logged nothing since it was ready"]
+    assert texts(FailingServer(0), 5)[1:] == ["it ended with exit code 0. It has logged nothing since it was ready"]

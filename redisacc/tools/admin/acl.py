@@ -36,17 +36,17 @@ _CHANNELS = (
     *(f"{_BASE}:events", f"{_BASE}:wake", f"{_BASE}:calls", f"{_BASE}:parameters:events"),
     *(f"{_BASE}:parameters:updated", f"{_IN_PARTITION}:wake", f"{_IN_PARTITION}:updated"),
 )
-# The keys of each type that is not a hash, as patterns.
-_ZSETS = re.compile(r".*:(queue|attempts|history)")
-_LISTS = re.compile(r".*:recovered")
-_STRINGS = re.compile(r".*:(part|place|sum|squares|object|blob):.*|.*:(compacting|deleted|guard)")
-# Commands for each type; those by which a role reads what it only reads; and those for any type that can remove a key.
-_OF_TYPES = {
-    "hash": re.compile(r"h.*"),
-    "zset": re.compile(r"z.*"),
-    "list": re.compile(r"l(len|push|range|trim)"),
-    "string": re.compile(r"get|set|strlen|append|getrange"),
-}
+# For each type, patterns of its keys, of those that are none of an earlier type; and of its commands.
+_TYPES = (
+    (re.compile(r".*:(queue|attempts|history)"), re.compile(r"z.*")),
+    (re.compile(r".*:recovered"), re.compile(r"l(len|push|range|trim)")),
+    (
+        re.compile(r".*:(part|place|sum|squares|object|blob):.*|.*:(compacting|deleted|guard)"),
+        re.compile(r"get|set|strlen|append|getrange"),
+    ),
+    (re.compile(r".*"), re.compile(r"h.*")),
+)
+# The commands by which a role reads what it only reads; and those for any type that can remove a key.
 _READS = ("hmget", "hget", "hscan", "get", "strlen", "exists")
 _REMOVES = re.compile(r"unlink|rename|pexpire|persist")
 # What a name of a private accumulator looks like.
@@ -224,19 +224,13 @@ def _keys_of(role: Role) -> list[str]:
 
 def _selectors(role: Role, commands: Iterable[str], keys: Iterable[str]) -> Iterable[tuple[list[str], list[str]]]:
     """Yields commands and the keys on which the role may use them."""
-    of_type: dict[str, list[str]] = {kind: [] for kind in _OF_TYPES}
-    for key in keys:
-        of_type[_type_of(key)].append(key)
-    for kind, form in _OF_TYPES.items():
-        some = [command for command in commands if form.fullmatch(command)]
-        if some and of_type[kind]:
-            yield some, of_type[kind]
+    for of_keys, of_commands in _TYPES:
+        found = [key for key in keys if of_keys.fullmatch(key)]
+        keys = [key for key in keys if key not in found]
+        some = [command for command in commands if of_commands.fullmatch(command)]
+        if some and found:
+            yield some, found
     yield [command for command in commands if _REMOVES.fullmatch(command)], list(role.removes)
-
-
-def _type_of(key: str) -> str:
-    forms = {"zset": _ZSETS, "list": _LISTS, "string": _STRINGS}
-    return next((kind for kind, form in forms.items() if form.fullmatch(key)), "hash")
 
 
 def _named(key: str, pattern: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from redisacc._format.keys import NAMES, PREFIX
 from redisacc._text import is_unicode, shown
@@ -22,11 +23,13 @@ def _check(pattern: str) -> None:
 def scan_keys(transport: Transport, match: str) -> Iterator[str]:
     """Yields all keys that match a pattern, each once. Keys that are not text cannot be ours and are left out."""
     _check(match)
-    for key in scans.scan_keys(transport, match):
-        try:
-            yield key.decode()
-        except UnicodeDecodeError:
-            continue
+    yield from _texts(scans.scan_keys(transport, match))
+
+
+def _texts(found: Iterable[bytes]) -> Iterator[str]:
+    for each in found:
+        with contextlib.suppress(UnicodeDecodeError):
+            yield each.decode()
 
 
 def escape_glob(text: str) -> str:
@@ -40,14 +43,6 @@ def listed(transport: Transport, pattern: str = "*") -> list[bytes]:
     return scans.scan_members(transport, NAMES, match=pattern)
 
 
-def _is_text(name: bytes) -> bool:
-    try:
-        name.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def list_names(transport: Transport, pattern: str = "*", *, private: bool = False) -> list[str]:
     """Returns the names of accumulators, sorted. A listed name that is not UTF-8 belongs to none, and is left out.
 
@@ -56,7 +51,7 @@ def list_names(transport: Transport, pattern: str = "*", *, private: bool = Fals
         pattern: a glob that the names match.
         private: whether private accumulators are included, which requires a scan of all keys of the server.
     """
-    names = {name.decode() for name in listed(transport, pattern) if _is_text(name)}
+    names = set(_texts(listed(transport, pattern)))
     if private:
         for key in scan_keys(transport, f"{PREFIX}{{{pattern}}}"):
             if (match := _RECORD.fullmatch(key)) is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import itertools
 import sys
 from collections.abc import Sequence
 
@@ -89,21 +91,17 @@ def _watch(names: Sequence[str], interval: float, number: int | None) -> None:
     if names and not board.views:
         fail(f"there is no accumulator {' or '.join(map(shown, names))} at {transport.address}", NOT_FOUND)
     out = console()
-    refreshes = 1
-    if given("json") or not out.is_terminal:
-        while True:
-            _print(board)
+    live = None if given("json") or not out.is_terminal else Live(console=out, auto_refresh=False)
+    with live or contextlib.nullcontext():
+        for refreshes in itertools.count(1):
+            if live is None:
+                _print(board)
+            else:
+                live.update(board.render(), refresh=True)
             if refreshes == number:
                 return
             clock.sleep(interval)
             board.update()
-            refreshes += 1
-    with Live(board.render(), console=out, auto_refresh=False, transient=False) as live:
-        while refreshes != number:
-            clock.sleep(interval)
-            board.update()
-            refreshes += 1
-            live.update(board.render(), refresh=True)
 
 
 def _absent(view: View) -> list[tuple[str, list[WorkerInfo]]]:

@@ -22,7 +22,7 @@ from redisacc._text import printable
 from redisacc.tools.monitoring.facts import Facts, facts_of, facts_of_parameters, schema_text
 from redisacc.tools.monitoring.monitor import Monitor, View, curves
 from redisacc.tools.monitoring.nodes import Node
-from redisacc.tools.monitoring.rounds import Histogram, RoundHistory, RoundTimes
+from redisacc.tools.monitoring.rounds import Histogram, RoundTimes
 
 # Maximum length of a name on the page.
 NAME = 200
@@ -110,12 +110,10 @@ def sections(monitor: Monitor, query: Query, problem: str) -> dict[str, str]:
         "order": [id_of(view.info.name) for view in shown],
     }
     for view in shown:
-        found[f"row:{id_of(view.info.name)}"] = _row(view, monitor.rounds[view.info.name])
+        found[f"row:{id_of(view.info.name)}"] = _row(view)
     detailed = next((view for name, view in views.items() if id_of(name) == query.detail), None)
     if detailed is not None:
-        rounds = monitor.rounds[detailed.info.name]
-        steps = monitor.histories.get(detailed.info.name, [])
-        for name, value in _detail(detailed, rounds, steps, query.workers).items():
+        for name, value in _detail(detailed, query.workers).items():
             found[f"detail:{name}"] = value
     else:
         found["detail:id"] = None
@@ -139,7 +137,7 @@ def _server(monitor: Monitor, problem: str, matching: int) -> dict[str, Any]:
         "applied": applied,
         "stale": stale,
         "takes": takes,
-        "bytes": _rounded(sum(rounds.bytes_per_second(now) for rounds in monitor.rounds.values())),
+        "bytes": _rounded(sum(view.heard.bytes_per_second(now) for view in views)),
         **counts,
     }
 
@@ -152,7 +150,7 @@ def _node(node: Node) -> dict[str, Any]:
     return facts
 
 
-def _row(view: View, rounds: RoundHistory) -> dict[str, Any]:
+def _row(view: View) -> dict[str, Any]:
     info = view.info
     head = info.waiting[0] if info.waiting else None
     return {
@@ -166,11 +164,11 @@ def _row(view: View, rounds: RoundHistory) -> dict[str, Any]:
         "training": view.parameters is not None,
         "stalled": bool(view.awaited),
         "applied": _rounded(view.rates[0]),
-        "bytes": _rounded(rounds.bytes_per_second(clock.now())),
+        "bytes": _rounded(view.heard.bytes_per_second(clock.now())),
     }
 
 
-def _detail(view: View, rounds: RoundHistory, steps: Sequence[PastStep], most_workers: int) -> dict[str, Any]:
+def _detail(view: View, most_workers: int) -> dict[str, Any]:
     info = view.info
     return {
         "id": id_of(info.name),
@@ -183,16 +181,16 @@ def _detail(view: View, rounds: RoundHistory, steps: Sequence[PastStep], most_wo
             "reducer": None if info.reducer is None else info.reducer.state,
         },
         "training": _training(view),
-        "curves": _curves(info.metrics, steps),
+        "curves": _curves(info.metrics, view.steps),
         "filling": {
             "step": str(info.global_step),
             "count": info.num_accumulated,
             "buffered_bytes": info.buffered_bytes,
             "total_weight": info.total_weight,
             "staleness": [[steps, number] for steps, number in info.staleness.items()] if info.max_staleness else [],
-            "began": _heard(rounds.filling.began),
-            "first": _heard(rounds.filling.first) if info.num_accumulated else None,
-            "last": _heard(rounds.filling.last) if info.num_accumulated else None,
+            "began": _heard(view.heard.filling.began),
+            "first": _heard(view.heard.filling.first) if info.num_accumulated else None,
+            "last": _heard(view.heard.filling.last) if info.num_accumulated else None,
         },
         "waiting": [
             {
@@ -213,20 +211,20 @@ def _detail(view: View, rounds: RoundHistory, steps: Sequence[PastStep], most_wo
             }
             for of in info.unacknowledged[:MOST_ENTRIES]
         ],
-        "stall": _stall(view, rounds),
-        "workers": _workers(view, rounds, most_workers),
-        "rounds": [_round(of) for of in itertools.islice(reversed(rounds.rounds), MOST_ROUNDS)],
-        "staleness": _bars(rounds.histograms["staleness_steps"]) if info.max_staleness else [],
+        "stall": _stall(view),
+        "workers": _workers(view, most_workers),
+        "rounds": [_round(of) for of in itertools.islice(reversed(view.heard.rounds), MOST_ROUNDS)],
+        "staleness": _bars(view.heard.histograms["staleness_steps"]) if info.max_staleness else [],
     }
 
 
-def _stall(view: View, rounds: RoundHistory) -> dict[str, Any] | None:
+def _stall(view: View) -> dict[str, Any] | None:
     """Returns who the first waiting taker waits for, and since when nothing has come; None if it is not held up."""
     awaited = view.awaited
     if not awaited:
         return None
     names = [printable(of.name, NAME) for of in awaited[:MOST_ENTRIES]]
-    since = rounds.filling.last if view.info.num_accumulated else rounds.filling.began
+    since = view.heard.filling.last if view.info.num_accumulated else view.heard.filling.began
     return {"workers": names, "more": len(awaited) - len(names), "since": _heard(since)}
 
 
@@ -270,11 +268,11 @@ def _digits(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _workers(view: View, rounds: RoundHistory, most: int) -> dict[str, Any]:
+def _workers(view: View, most: int) -> dict[str, Any]:
     states = view.info.states.items()
     found = [(state, worker) for state, workers in states for worker in workers]
     numbers = {state: len(workers) for state, workers in states}
-    times = {name: _rounded(seconds) for name, seconds in rounds.worker_seconds.items()}
+    times = {name: _rounded(seconds) for name, seconds in view.heard.worker_seconds.items()}
     rows = [
         [
             *(printable(of.name, NAME), printable(of.process, NAME), of.memory, state),

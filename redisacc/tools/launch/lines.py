@@ -52,10 +52,10 @@ class Lines:
                 found += _pieces(text or self._hidden)
                 self._hidden = b""
         del self._pending[:start]
-        while len(self._pending) > LIMIT:
-            cut = _cut(self._pending)
-            found.append(bytes(self._pending[:cut]))
-            del self._pending[:cut]
+        if len(self._pending) > LIMIT:
+            *pieces, rest = _pieces(bytes(self._pending))
+            found += pieces
+            self._pending = bytearray(rest)
         self._searched = max(0, len(self._pending) - 1)
         return found
 
@@ -87,7 +87,7 @@ def _pieces(text: bytes) -> list[bytes]:
     return [*pieces, text]
 
 
-def _cut(text: bytes | bytearray) -> int:
+def _cut(text: bytes) -> int:
     """Returns where to cut a text that is longer than `LIMIT`: not inside of a character in UTF-8."""
     for cut in range(LIMIT, LIMIT - 4, -1):
         if text[cut] & 0xC0 != 0x80:

@@ -8,11 +8,10 @@ import select
 import signal
 import subprocess
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from redisacc._clock import clock
 from redisacc._handles.environment import RESTARTED
-from redisacc.embedded.guarded_process import Guard
 from redisacc.tools.launch.lines import Lines
 from redisacc.tools.launch.output import Output
 from redisacc.tools.launch.restarts import Restarts
@@ -35,21 +34,18 @@ class Member:
     for another process.
 
     Args:
-        slot: the number of this member among those of this machine, from 0.
         name: what people call it.
         command: the program and its arguments.
         environment: the variables of the process.
         restarts: what is known of its deaths.
-        guard: learns of every process.
+        tell: tells the guard of every process; 0 means there is none.
         prefix: the text in front of each of its lines.
         color: parameters of an escape sequence for the prefix.
         out: where the lines of its standard output go.
         err: where the lines of its standard error go.
 
     Attributes:
-        slot: its number on this machine.
         name: what people call it.
-        guard: learns of every process.
         group: the process group of the process, as long as a member of the group is left; else 0.
         restarts: what is known of its deaths.
         restart_at: the time of the monotonic clock at which the next process is to be started; None if none is.
@@ -57,13 +53,12 @@ class Member:
 
     def __init__(
         self,
-        slot: int,
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
         *,
         restarts: Restarts,
-        guard: Guard,
+        tell: Callable[[int], None],
         prefix: str,
         color: str,
         out: Output,
@@ -72,10 +67,9 @@ class Member:
         self.name = name
         self.restarts = restarts
         self.restart_at: float | None = None
-        self.slot = slot
         self._command = command
         self._environment = dict(environment)
-        self.guard = guard
+        self._tell = tell
         self._prefix = prefix
         self._color = color
         self._outputs = (out, err)
@@ -136,16 +130,13 @@ class Member:
                     stderr=ends[1][1],
                     env=self._environment | {RESTARTED: str(int(self._started > 0))},
                     start_new_session=True,
-                    preexec_fn=self._tell_guard,  # noqa: PLW1509 - see above
+                    preexec_fn=lambda: self._tell(os.getpid()),  # noqa: PLW1509 - see above
                 )
             on_failure.pop_all()
         self._started = clock.now()
         self.group = self._process.pid
         self._killed_group = False
         self._pipes = {reader: (Lines(), output) for reader, _, output in ends}
-
-    def _tell_guard(self) -> None:
-        self.guard.tell(self.slot, os.getpid())
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process and its children."""
@@ -201,7 +192,7 @@ class Member:
             return
         if self.group and self._group_gone():
             self.group = 0
-            self.guard.tell(self.slot, 0)
+            self._tell(0)
         if not self.group:
             for descriptor in self.pipes:
                 # A process that still holds it has left the process group on purpose, so it is not ours to stop.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import select
-from collections import deque
 from collections.abc import Mapping
 
 # If this many bytes wait to be written, the processes have to wait as well.
@@ -37,8 +36,7 @@ class Output:
         self.descriptor = descriptor
         self._terminal = os.isatty(descriptor)
         self._colors = self._terminal and not environment.get("NO_COLOR") and environment.get("TERM", "dumb") != "dumb"
-        self._waiting: deque[bytes] = deque()
-        self._size = 0
+        self._waiting = bytearray()
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLOUT)
 
@@ -50,7 +48,7 @@ class Output:
     @property
     def full(self) -> bool:
         """Whether so much waits to be written that no more should be read."""
-        return self._size >= _FULL
+        return len(self._waiting) >= _FULL
 
     def put(self, prefix: str, color: str, line: bytes) -> None:
         """Appends a line.
@@ -63,9 +61,7 @@ class Output:
         if self._colors:
             prefix = f"\x1b[{color}m{prefix}{_RESET}"
         text = self._safe(line) if self._terminal else line
-        whole = prefix.encode() + b" " + text + b"\n" if text else prefix.encode() + b"\n"
-        self._waiting.append(whole)
-        self._size += len(whole)
+        self._waiting += prefix.encode() + b" " + text + b"\n" if text else prefix.encode() + b"\n"
 
     def flush(self) -> None:
         """Writes as much as can be written now.
@@ -74,28 +70,14 @@ class Output:
             OSError: the reader is gone, or the disk is full.
         """
         while self._waiting and self._poll.poll(0):
-            chunk = self._next_chunk()
-            written = os.write(self.descriptor, chunk)
-            self._size -= written
-            if written < len(chunk):
-                self._waiting.appendleft(chunk[written:])
+            # Whole lines together, as many as fit.
+            chunk = self._waiting[:_CHUNK]
+            written = os.write(self.descriptor, chunk[: chunk.rfind(b"\n") + 1] or chunk)
+            del self._waiting[:written]
 
     def discard(self) -> None:
         """Forgets what has not been written."""
         self._waiting.clear()
-        self._size = 0
-
-    def _next_chunk(self) -> bytes:
-        # Whole lines together, as many as fit.
-        first = self._waiting.popleft()
-        if len(first) > _CHUNK:
-            self._waiting.appendleft(first[_CHUNK:])
-            return first[:_CHUNK]
-        lines, size = [first], len(first)
-        while self._waiting and size + len(self._waiting[0]) <= _CHUNK:
-            size += len(self._waiting[0])
-            lines.append(self._waiting.popleft())
-        return b"".join(lines)
 
     def _safe(self, line: bytes) -> bytes:
         # Colors are at the odd places.

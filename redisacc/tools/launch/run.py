@@ -17,7 +17,7 @@ from typing import NamedTuple
 from redisacc._clock import clock, durations
 from redisacc._handles.environment import Place
 from redisacc._text import MESSAGE, printable
-from redisacc.embedded.guarded_process import Guard
+from redisacc.embedded.guarded_process import Guard, status_text
 from redisacc.tools.launch.member import Member
 from redisacc.tools.launch.output import outputs
 from redisacc.tools.launch.restarts import PERMANENT, Restarts
@@ -155,6 +155,8 @@ class Run:
             member = self._add(str(place), command, variables, color)
             if is_chief:
                 self._chief = member
+        # Those on which the run depends.
+        self._main = list(self._members)
         self._companions = [
             self._add(name, its_command, environment, _OWN_COLOR) for name, its_command in companions.items()
         ]
@@ -173,13 +175,14 @@ class Run:
         self._woken: socket.socket | None = None
 
     def _add(self, name: str, command: Sequence[str], environment: Mapping[str, str], color: str) -> Member:
+        slot = len(self._members)
         member = Member(
-            len(self._members),
             name,
             command,
             environment,
             restarts=self._restarts(),
-            guard=self._guard,
+            # The guard may be replaced.
+            tell=lambda process: self._guard.tell(slot, process),
             prefix=self._prefix(name),
             color=color,
             out=self._out,
@@ -314,7 +317,7 @@ class Run:
         if status == 0 and not is_companion:
             self._finished_by_itself(member)
             return
-        how = f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
+        how = status_text(status)
         if status in self._give_up_on and not is_companion:
             self.say(
                 f"{member.name} {how}: it would fail again, so it is not restarted (--give-up-on), and the run "
@@ -360,11 +363,6 @@ class Run:
             there = ", ".join(self._still_there)
             self.say(f"{names} ended with exit code 0, which is final. Still there: {there}")
 
-    @property
-    def _main(self) -> list[Member]:
-        """The members on which the run depends."""
-        return [member for member in self._members if member not in self._companions]
-
     def _look_at_server_and_guard(self) -> None:
         if not self._guard.alive:
             self._replace_guard()
@@ -374,10 +372,8 @@ class Run:
                 self._end(found.code, patience=0.0 if found.code else self._grace)
 
     def _replace_guard(self) -> None:
-        leaders = {member.slot: member.group for member in self._members}
+        leaders = {slot: member.group for slot, member in enumerate(self._members)}
         before, self._guard = self._guard, Guard(math.ceil(self._grace), leaders)
-        for member in self._members:
-            member.guard = self._guard
         before.close()
 
     # The end
@@ -451,13 +447,6 @@ class Run:
     def say(self, text: str) -> None:
         """Writes a line of its own to standard error, between the lines of its processes."""
         self._err.put(self._prefix(_OWN_NAME), _OWN_COLOR, printable(text, MESSAGE).encode())
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _duration(seconds: float) -> str:

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from redisacc._arrays.weights import CONSTANT
 from redisacc._format.entries import IN_THE_ROUND, WaitingTaker
 from redisacc._format.record import BUFFER_LIMIT_BY_WORKER
@@ -182,8 +180,5 @@ def step_seconds_text(seconds: float) -> str:
 
 def number_text(value: Any) -> str:
     """Returns an element as text: integers exactly, others with the digits that tell them from their neighbors."""
-    if isinstance(value, (np.integer, int)):
-        return str(int(value))
-    if isinstance(value, (np.complexfloating, complex)):
-        return str(value).strip("()")
-    return str(value)
+    # Of a complex number, without the brackets.
+    return str(value).strip("()")

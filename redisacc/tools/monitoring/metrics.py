@@ -234,7 +234,7 @@ class Metrics:
             [("", {"accumulator": printable(name), "what": sort.what}, sort.nbytes) for name, sort in sizes],
         )
         for name, (text, _) in HISTOGRAMS.items():
-            found = [(printable(of), rounds.histograms[name]) for of, rounds in monitor.rounds.items()]
+            found = [(of, view.heard.histograms[name]) for of, view in views.items()]
             yield name, "histogram", text, [sample for of in found if any(of[1].counts) for sample in _buckets(*of)]
         for attribute, (name, text) in _NODES.items():
             values = [(node.address, getattr(node, attribute)) for node in monitor.nodes]

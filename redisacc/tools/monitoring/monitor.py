@@ -46,6 +46,11 @@ class View:
         parameters: the latest state of the parameters of the same name; None if there are none.
         published: (time in seconds, step) of their versions of the last seconds, the oldest first; at least the last
             two that were seen.
+        summary: the replies of its summary when it was last read in full.
+        read_at: when that was, in seconds of ``clock.now()``.
+        heard: what a ``Monitor`` has heard of its rounds.
+        steps: the steps of its run, if they are read.
+        steps_until: the incarnation of the parameters, and the latest step, when these were read.
     """
 
     info: AccumulatorInfo
@@ -53,6 +58,11 @@ class View:
     required: int | None = None
     parameters: ParametersInfo | None = None
     published: deque[tuple[float, int]] = field(default_factory=deque)
+    summary: list[Any] = field(default_factory=list)
+    read_at: float = -math.inf
+    heard: RoundHistory = field(default_factory=RoundHistory)
+    steps: list[PastStep] = field(default_factory=list)
+    steps_until: tuple[str, PastStep | None] | None = None
 
     def add(self, info: AccumulatorInfo, parameters: ParametersInfo | None = None) -> None:
         """Adds a new state. A new incarnation starts a new history."""
@@ -139,8 +149,6 @@ class Collector:
         self.address = transport.address
         self._patterns = patterns
         self._keys = keys
-        # Name → the replies of its summary when it was last read in full, and when that was.
-        self._read: dict[str, tuple[list[Any], float]] = {}
         self.views: dict[str, View] = {}
         self.problems: list[str] = []
 
@@ -173,10 +181,11 @@ class Collector:
             if summary is not None and not any(value is not None for value in summary[0] or ()):
                 # There is no record: deleted, or a name that `redisacc doctor --fix` removes.
                 continue
-            view, (before, at) = self.views.get(keys.name), self._read.get(keys.name, (None, -math.inf))
+            view = self.views.get(keys.name)
             if view is not None:
                 views[keys.name] = view
-            if view is None or summary is None or summary != before or at < now - LONGEST_REST:
+            if view is None or summary is None or summary != view.summary or view.read_at < now - LONGEST_REST:
+                at = -math.inf if view is None else view.read_at
                 changed.append(((keys.name not in first, at), keys, summary or []))
             else:
                 view.add(dataclasses.replace(view.info, read_at=read_at), view.parameters)
@@ -186,7 +195,6 @@ class Collector:
                 break
             self._read_whole(keys, summary, views)
         self.views = dict(sorted(views.items()))
-        self._read = {name: read for name, read in self._read.items() if name in views}
 
     def _read_whole(self, keys: Keys, summary: list[Any], views: dict[str, View]) -> None:
         view = views.pop(keys.name, None)
@@ -197,7 +205,7 @@ class Collector:
                     parameters = read_parameters_info(self._transport, ParameterKeys(keys.name))
             views[keys.name] = view = view or View(info)
             view.add(info, parameters)
-            self._read[keys.name] = summary, clock.now()
+            view.summary, view.read_at = summary, clock.now()
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:
@@ -273,8 +281,6 @@ class Monitor(Collector):
 
     Attributes:
         views, problems: as for ``Collector``.
-        rounds: accumulator's name → what is known of its rounds, as of the latest refresh.
-        histories: accumulator's name → the steps of its run, of those that were ever read first.
         nodes: the server, or the masters of a cluster, as of the latest refresh.
         lock: for the threads that share it.
     """
@@ -282,10 +288,6 @@ class Monitor(Collector):
     def __init__(self, transport: Transport, patterns: Sequence[str], keys: Sequence[Keys] = ()) -> None:
         super().__init__(transport, patterns, keys)
         self._listener: RoundListener | None = None
-        self.rounds: dict[str, RoundHistory] = {}
-        self.histories: dict[str, list[PastStep]] = {}
-        # Name → what was the incarnation and the latest step when its history was read.
-        self._history_of: dict[str, tuple[str, PastStep | None]] = {}
         self.nodes: list[Node] = []
         self.lock = threading.Lock()
         # Later, if the server does not answer yet.
@@ -302,7 +304,8 @@ class Monitor(Collector):
         super().refresh(timeout=timeout, budget=budget, first=first)
         listener = self._listen()
         listener.follow(list(self.views))
-        self.rounds = {name: listener.history(name) for name in self.views}
+        for name, view in self.views.items():
+            view.heard = listener.history(name)
         with limited(timeout):
             self._read_histories(first)
         self.nodes = read_nodes(self._transport, timeout=min(timeout, 30.0))
@@ -313,15 +316,14 @@ class Monitor(Collector):
             self._listener.close()
 
     def _read_histories(self, names: Collection[str]) -> None:
-        trainings = {name: of for name in names if name in self.views and (of := self.views[name].parameters)}
-        for name, parameters in trainings.items():
-            latest = parameters.incarnation, parameters.latest
-            if self._history_of.get(name) != latest:
+        for name, view in self.views.items():
+            of = view.parameters
+            if name not in names or of is None:
+                view.steps, view.steps_until = [], None
+            elif view.steps_until != (until := (of.incarnation, of.latest)):
                 with self._noting():
-                    self.histories[name] = read_history(self._transport, ParameterKeys(name))
-                    self._history_of[name] = latest
-        for name in self.histories.keys() - trainings.keys():
-            del self.histories[name], self._history_of[name]
+                    view.steps = read_history(self._transport, ParameterKeys(name))
+                    view.steps_until = until
 
     def _listen(self) -> RoundListener:
         if self._listener is None:

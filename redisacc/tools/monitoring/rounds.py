@@ -6,6 +6,7 @@ then everything whose beginning was not heard is left out rather than guessed.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import copy
 import dataclasses
@@ -74,8 +75,7 @@ class Histogram:
 
     def add(self, value: float) -> None:
         """Counts a value."""
-        place = next((n for n, bound in enumerate(self.bounds) if value <= bound), len(self.bounds))
-        self.counts[place] += 1
+        self.counts[bisect.bisect_left(self.bounds, value)] += 1
         self.total += value
 
 

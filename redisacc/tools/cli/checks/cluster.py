@@ -94,8 +94,9 @@ def examine_partitions(transport: Transport) -> Finding:
             for what, keys in _with_partitions(transport, name):
                 counts[what] += 1
                 owners = Counter(slot_map.owner(key_slot(home)) for home in keys.homes)
+                shares = ", ".join(f"{number} on {owner or 'no master'}" for owner, number in owners.most_common(5))
                 if max(owners.values()) > -(-len(keys.homes) // masters):
-                    uneven.append(f"{what} {printable(name, QUOTED)}: {', '.join(_shares(owners))}")
+                    uneven.append(f"{what} {printable(name, QUOTED)}: {shares}")
     except NotPermittedError:
         return warn("unknown, because this user may not read the names and records")
     found = count_text(counts["accumulator"], "accumulator")
@@ -121,10 +122,6 @@ def _with_partitions(transport: Transport, name: str) -> Iterator[tuple[str, Par
         parameter_keys = with_partitions(transport, ParameterKeys(name))
         if parameter_keys.partitions:
             yield "parameters", parameter_keys
-
-
-def _shares(owners: Counter[Any]) -> list[str]:
-    return [f"{number} on {owner or 'no master'}" for owner, number in owners.most_common(5)]
 
 
 def _replicas_text(numbers: list[int]) -> str:

@@ -185,10 +185,10 @@ class ThisHost:
         try:
             # If the meeting point is here, other hosts reach this one by its address.
             self.address = self.address or own_address_towards(address, meet.port)
-            if can_listen_at(self.address, 0) is None:
-                raise CannotStartError(f"{self.address} is no address of this host: give its own as --address")
         except OSError as error:
             raise CannotStartError(f"cannot use {meet}: {error}") from None
+        if can_listen_at(self.address, 0) is None:
+            raise CannotStartError(f"{self.address} is no address of this host: give its own as --address")
         if is_loopback(address) and not is_loopback(meet.host):
             raise CannotStartError(
                 f"{meet.host} is {address} on this machine, which other machines cannot reach: give --meet with the "
@@ -198,17 +198,13 @@ class ThisHost:
 
     def _start_meeting_point(self, address: str) -> None:
         """Starts the meeting point if it is on this host and nobody listens there."""
-        meet, password, tls = self.meet, self.password, self.tls
+        meet = self.meet
         # All addresses of the loopback interface are this machine's, and those that differ stand for other machines.
         if is_loopback(meet.host) and self.address != address:
             return
-        try:
-            free = can_listen_at(address, meet.port)
-        except OSError as error:
-            raise CannotStartError(f"cannot use {meet}: {error}") from None
-        if free:
+        if can_listen_at(address, meet.port):
             with contextlib.suppress(PortInUseError):
-                server = Server(port=meet.port, host=address, password=password, tls=tls)
+                server = Server(port=meet.port, host=address, password=self.password, tls=self.tls)
                 server.start()
                 self._meeting_server = server
                 self._meeting_keeper = ServerKeeper(
@@ -357,11 +353,7 @@ class ThisHost:
 
     def _check_ports(self) -> None:
         for port in (*self._ports, *(port + BUS_OFFSET for port in self._ports)):
-            try:
-                free = can_listen_at(self.address, port)
-            except OSError as error:
-                raise CannotStartError(f"cannot use port {port} for a node: {error}") from None
-            if not free:
+            if not can_listen_at(self.address, port):
                 raise CannotStartError(
                     f"port {port} of {self.address} is in use, by another run or another program: choose "
                     "another --node-port, or another port in --meet"

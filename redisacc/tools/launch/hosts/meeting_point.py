@@ -19,6 +19,7 @@ from redis.retry import Retry
 
 from redisacc._wire.slot_map import Address
 from redisacc.embedded.addresses import TLS
+from redisacc.errors import ServerError
 from redisacc.tools.launch.hosts.agreement import CAME, MOST_HOSTS, Agreement, Host, read, read_agreement, text_of
 
 # A host that has not shown for this many seconds that it lives is gone.
@@ -50,7 +51,7 @@ def can_listen_at(host: str, port: int) -> bool | None:
     """Returns whether a server can listen at an address: None if it is another machine's, False if it is taken.
 
     Raises:
-        OSError: it can't, for another reason.
+        ServerError: it can't, for another reason.
     """
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         # Connections that have ended shortly before do not count, as for a server.
@@ -64,7 +65,7 @@ def can_listen_at(host: str, port: int) -> bool | None:
                 return None
             if error.errno == errno.EADDRINUSE:
                 return False
-            raise
+            raise ServerError(f"no server can listen at port {port} of {host}: {error}") from None
     return True
 
 
