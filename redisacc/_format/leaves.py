@@ -14,8 +14,9 @@ import numpy as np
 
 from redisacc._arrays.dtypes import TABLE, find_dtype
 from redisacc._arrays.trees import Structure, parse_structure
-from redisacc._arrays.validation import INT64_MAX, MAX_RANK, Array, array, shape_text
+from redisacc._arrays.validation import Array, array, shape_text
 from redisacc._format.part_cut import GRADIENT_ALIGNMENT, Dense, offsets_of
+from redisacc._format.stored_text import parse_round_shape
 from redisacc._text import shown
 from redisacc._wire.sockets import GATHER_BYTES
 from redisacc.errors import InvalidArgumentError
@@ -26,7 +27,6 @@ ALIGNMENT = 16
 # numpy counts the bytes of an array in an int64. Each leaf may have this many, so that no sum over leaves overflows.
 MAX_LEAF_BYTES = 2**45
 
-_TEXT = re.compile(r"([a-z]+[0-9]*) \[((?:[0-9]{1,19}(?:,[0-9]{1,19})*)?)\]")
 # Ascending ranges of leaf numbers, such as "0-3,7".
 _RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
@@ -72,16 +72,13 @@ class Leaf:
         Raises:
             ValueError: redisacc did not write this text.
         """
-        # The pattern alone would let a text of any length through, and its parts into a message.
-        match = _TEXT.fullmatch(text) if len(text) <= 32 + 20 * MAX_RANK else None
-        if match is None or (match[1] not in TABLE and match[1] != "bool"):
+        dtype, _, shape = text.partition(" ")
+        dims = parse_round_shape(shape)
+        if dims is None or (dtype not in TABLE and dtype != "bool"):
             raise ValueError(f"{shown(text)} does not describe an array")
-        leaf = cls(match[1], tuple([int(dim) for dim in match[2].split(",") if dim]))
-        # numpy refuses shapes whose dimensions multiply beyond an int64, even if one of them is 0.
-        elements = math.prod(dim or 1 for dim in leaf.shape)
-        if elements > INT64_MAX // 16 or leaf.nbytes > MAX_LEAF_BYTES or leaf.text != text:
+        leaf = cls(dtype, dims)
+        if leaf.nbytes > MAX_LEAF_BYTES:
             raise ValueError(f"{shown(text)} does not describe an array that can exist")
-        np.empty((0, *leaf.shape[1:]))
         return leaf
 
     @property

@@ -432,11 +432,11 @@ class Cluster:
                     "a redis.Redis"
                 )
             raise reply
-        slot_map = SlotMap.of_reply(reply, asked)
+        slot_map = SlotMap.of_reply(reply, asked, self._remap)
         if not slot_map.masters:
             # It was taken out of the cluster, or has not been taken in yet.
             raise ReplyError(f"CLUSTERDOWN the node {asked} knows no owner of any slot")
-        return slot_map.remapped(self._remap)
+        return slot_map
 
     def _use(self, slot_map: SlotMap) -> None:
         """Replaces the map, and forgets the nodes that are no longer in it. Calls that use them continue."""

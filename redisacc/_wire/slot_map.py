@@ -7,11 +7,11 @@ counts, so all keys of an accumulator are in one slot.
 from __future__ import annotations
 
 import binascii
+import contextlib
 import re
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 from redisacc._text import shown
@@ -116,55 +116,50 @@ def _address(host: str, port: object, asked: Address) -> Address:
     return Address(host, port)
 
 
-@dataclass(frozen=True, slots=True)
-class _Range:
-    start: int
-    end: int
-    master: Address
-    replicas: tuple[Address, ...]
-
-
 class SlotMap:
     """Which master owns which slots, as one node knew it at one moment. It never changes.
+
+    Args:
+        ranges: the first slot of each range, the last one, its master, and the replicas of that.
+        asked: the node that sent them.
 
     Attributes:
         masters: the masters that own slots, in the order of the first slot of each.
         replicas: master → its replicas.
         uncovered: the number of slots without an owner.
+
+    Raises:
+        BrokenError: a slot has two owners.
     """
 
-    def __init__(self, ranges: Sequence[_Range]) -> None:
-        self._ranges = sorted(ranges, key=lambda one: one.start)
-        self._starts = [one.start for one in self._ranges]
-        self.replicas = {one.master: one.replicas for one in self._ranges}
+    def __init__(self, ranges: Iterable[tuple[int, int, Address, tuple[Address, ...]]], asked: Address) -> None:
+        self._owners: list[Address | None] = [None] * SLOTS
+        self.replicas: dict[Address, tuple[Address, ...]] = {}
+        for start, end, master, replicas in sorted(ranges):
+            if self._owners[start] is not None:
+                raise BrokenError(f"{asked}: CLUSTER SLOTS names two owners of slot {start}")
+            self._owners[start : end + 1] = [master] * (end + 1 - start)
+            self.replicas[master] = replicas
         self.masters = tuple(self.replicas)
-        self.uncovered = SLOTS - sum(one.end - one.start + 1 for one in self._ranges)
+        self.uncovered = self._owners.count(None)
 
     def owner(self, slot: int) -> Address | None:
         """Returns the master that owns a slot, or None if none does."""
-        at = bisect_right(self._starts, slot) - 1
-        if at >= 0 and slot <= self._ranges[at].end:
-            return self._ranges[at].master
-        return None
+        return self._owners[slot]
 
     @property
     def nodes(self) -> tuple[Address, ...]:
         """All masters, and after them all replicas."""
-        return tuple(dict.fromkeys([*self.masters, *(node for group in self.replicas.values() for node in group)]))
-
-    def remapped(self, remap: Callable[[Address], Address]) -> SlotMap:
-        """Returns the same map with other addresses."""
-        return SlotMap(
-            [_Range(one.start, one.end, remap(one.master), tuple(map(remap, one.replicas))) for one in self._ranges]
-        )
+        return tuple(dict.fromkeys(chain(self.masters, *self.replicas.values())))
 
     @classmethod
-    def of_reply(cls, reply: Any, asked: Address) -> SlotMap:
+    def of_reply(cls, reply: Any, asked: Address, remap: Callable[[Address], Address] = lambda node: node) -> SlotMap:
         """Returns the map in a reply to CLUSTER SLOTS.
 
         Args:
             reply: the reply.
             asked: the node that sent it.
+            remap: turns an address that it names into the one at which the node is reached from here.
 
         Raises:
             BrokenError: it cannot be such a reply, or it names an owner that has no address.
@@ -178,14 +173,10 @@ class SlotMap:
                     nodes += 1 + len(replicas)
                     if nodes > _MOST_NODES:
                         raise BrokenError(f"{asked}: CLUSTER SLOTS names more than {_MOST_NODES} nodes")
-                    ranges.append(_Range(start, end, _node(master, asked), _nodes(replicas, asked)))
+                    ranges.append((start, end, remap(_node(master, asked)), tuple(map(remap, _nodes(replicas, asked)))))
                 case _:
                     raise BrokenError(f"{asked}: CLUSTER SLOTS replied {shown(entry)} for some slots")
-        found = cls(ranges)
-        for before, after in zip(found._ranges, found._ranges[1:], strict=False):
-            if after.start <= before.end:
-                raise BrokenError(f"{asked}: CLUSTER SLOTS names two owners of slot {after.start}")
-        return found
+        return cls(ranges, asked)
 
 
 def _node(entry: object, asked: Address) -> Address:
@@ -196,12 +187,8 @@ def _node(entry: object, asked: Address) -> Address:
     raise BrokenError(f"{asked}: CLUSTER SLOTS describes a node as {shown(entry)}")
 
 
-def _nodes(entries: Iterable[object], asked: Address) -> tuple[Address, ...]:
-    """Returns the replicas that have an address. Nothing depends on the others."""
-    found = []
+def _nodes(entries: Iterable[object], asked: Address) -> Iterator[Address]:
+    """Yields the replicas that have an address. Nothing depends on the others."""
     for entry in entries:
-        try:
-            found.append(_node(entry, asked))
-        except BrokenError:
-            continue
-    return tuple(found)
+        with contextlib.suppress(BrokenError):
+            yield _node(entry, asked)

@@ -6,14 +6,27 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import redis
 
 from redisacc.embedded.addresses import TCPAddress
 from redisacc.errors import ServerError
 
-__all__ = ["SLOTS", "Node", "RemoteNode", "await_nodes", "form", "is_complete", "knows", "own_slots", "send"]
+__all__ = [
+    "SLOTS",
+    "Line",
+    "Node",
+    "RemoteNode",
+    "await_nodes",
+    "facts_of",
+    "form",
+    "is_complete",
+    "knows",
+    "lines_of",
+    "own_slots",
+    "send",
+]
 
 SLOTS = 16_384
 
@@ -80,7 +93,7 @@ def form(nodes: Sequence[Node], masters: int, deadline: float, explain: Callable
     first, *others = nodes
     bounds = [SLOTS * k // masters for k in range(masters + 1)]
     for number, (node, (start, end)) in enumerate(zip(nodes[:masters], pairwise(bounds), strict=True), 1):
-        if _facts(node)["cluster_slots_assigned"] == "0":
+        if facts_of(node)["cluster_slots_assigned"] == "0":
             _assign(node, start, end)
             # Different from the beginning, so that the nodes need not settle who yields.
             node.ask("CLUSTER", "SET-CONFIG-EPOCH", number)
@@ -89,7 +102,7 @@ def form(nodes: Sequence[Node], masters: int, deadline: float, explain: Callable
         first.ask("CLUSTER", "MEET", node.where.host, node.where.port)
     await_nodes(nodes, deadline, "know each other", lambda node: knows(node, len(nodes)), explain)
     for number, node in enumerate(nodes[masters:]):
-        if "slave" not in _own_line(node)[2] and not own_slots(node):
+        if "slave" not in _own_line(node).flags and not own_slots(node):
             _replicate(node, nodes[number % masters], deadline)
     await_nodes(nodes, deadline, "report that the cluster is complete", is_complete, explain)
     replicas = len(nodes) - masters
@@ -120,7 +133,7 @@ def await_nodes(
 
 def is_complete(node: Node) -> bool:
     """Returns whether a node sees an owner for every slot, and is in step with its master if it is a replica."""
-    facts = _facts(node)
+    facts = facts_of(node)
     if facts["cluster_state"] != "ok" or facts["cluster_slots_ok"] != str(SLOTS):
         return False
     replication = node.ask("INFO", "replication")
@@ -129,22 +142,58 @@ def is_complete(node: Node) -> bool:
 
 def knows(node: Node, number: int) -> bool:
     """Returns whether a node knows this number of nodes, and has greeted all of them."""
-    lines = node.ask("CLUSTER", "NODES").splitlines()
-    return len(lines) == number and not any("handshake" in line or "noaddr" in line for line in lines)
+    lines = lines_of(node)
+    return len(lines) == number and not any({"handshake", "noaddr"} & set(line.flags) for line in lines)
 
 
 def own_slots(node: Node) -> list[str]:
-    """Returns the ranges of slots that a node owns in its own view."""
-    return _own_line(node)[8:]
+    """Returns the ranges of slots that a node owns in its own view, and those that are being moved."""
+    return _own_line(node).rest[4:]
 
 
-def _own_line(node: Node) -> list[str]:
-    return str(next(line for line in node.ask("CLUSTER", "NODES").splitlines() if "myself" in line)).split()
+def _own_line(node: Node) -> Line:
+    return next(line for line in lines_of(node) if "myself" in line.flags)
 
 
-def _facts(node: Node) -> dict[str, str]:
+def facts_of(node: Node) -> dict[str, str]:
     """Returns a node's view of the cluster: the lines of CLUSTER INFO."""
-    return dict(line.split(":", 1) for line in node.ask("CLUSTER", "INFO").splitlines() if ":" in line)
+    return dict(line.split(":", 1) for line in str(node.ask("CLUSTER", "INFO")).splitlines() if ":" in line)
+
+
+class Line(NamedTuple):
+    """What a node says about a node in CLUSTER NODES."""
+
+    identity: str
+    address: str
+    flags: list[str]
+    master: str
+    rest: list[str]
+
+    @property
+    def slots(self) -> list[str]:
+        """The ranges of slots that the node owns, without those that are being moved."""
+        return [slots for slots in self.rest[4:] if not slots.startswith("[")]
+
+    @property
+    def fails(self) -> bool:
+        """Whether the node has failed."""
+        return "fail" in self.flags
+
+    @property
+    def shard(self) -> str:
+        """The id of the master of its shard."""
+        return self.identity if self.master == "-" else self.master
+
+    def is_of(self, node: Node) -> bool:
+        """Returns whether it is about a node."""
+        # CLUSTER NODES puts an IPv6 address into no brackets.
+        return self.address.partition("@")[0] == f"{node.where.host}:{node.where.port}"
+
+
+def lines_of(node: Node) -> list[Line]:
+    """Returns what a node says about each node."""
+    lines = [line.split() for line in str(node.ask("CLUSTER", "NODES")).splitlines()]
+    return [Line(line[0], line[1], line[2].split(","), line[3], line[4:]) for line in lines if len(line) >= 8]
 
 
 def _assign(node: Node, start: int, end: int) -> None:

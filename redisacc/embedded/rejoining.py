@@ -6,11 +6,10 @@ import contextlib
 import secrets
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import redis
 
-from redisacc.embedded.forming import Node
+from redisacc.embedded.forming import Line, Node, facts_of, lines_of
 from redisacc.errors import ServerError
 
 __all__ = ["NoNodeAnswersError", "configuration_of", "find_master_to_follow", "hand_over"]
@@ -26,35 +25,7 @@ class NoNodeAnswersError(ServerError):
     """No other node answers, or a replica has not taken over yet, which may pass."""
 
 
-class _Line(NamedTuple):
-    """What a node says about a node in CLUSTER NODES."""
-
-    identity: str
-    address: str
-    flags: list[str]
-    master: str
-    rest: list[str]
-
-    @property
-    def slots(self) -> list[str]:
-        """The ranges of slots that the node owns, without those that are being moved."""
-        return [slots for slots in self.rest[4:] if not slots.startswith("[")]
-
-    @property
-    def fails(self) -> bool:
-        return "fail" in self.flags
-
-    @property
-    def shard(self) -> str:
-        """The id of the master of its shard."""
-        return self.identity if self.master == "-" else self.master
-
-    def is_of(self, node: Node) -> bool:
-        # CLUSTER NODES puts an IPv6 address into no brackets.
-        return self.address.partition("@")[0] == f"{node.where.host}:{node.where.port}"
-
-
-def _view(nodes: Sequence[Node]) -> tuple[list[_Line], str]:
+def _view(nodes: Sequence[Node]) -> tuple[list[Line], str]:
     """Returns what the first node that answers knows of the cluster, and its current epoch.
 
     Raises:
@@ -63,13 +34,9 @@ def _view(nodes: Sequence[Node]) -> tuple[list[_Line], str]:
     errors = []
     for node in nodes:
         try:
-            lines = [line.split() for line in str(node.ask("CLUSTER", "NODES")).splitlines()]
-            facts = dict(line.split(":", 1) for line in str(node.ask("CLUSTER", "INFO")).splitlines() if ":" in line)
+            return lines_of(node), facts_of(node).get("cluster_current_epoch", "0")
         except redis.RedisError as error:
             errors.append(f"{node.where}: {error}")
-            continue
-        known = [_Line(line[0], line[1], line[2].split(","), line[3], line[4:]) for line in lines if len(line) >= 8]
-        return known, facts.get("cluster_current_epoch", "0")
     raise NoNodeAnswersError(f"no other node of the cluster answers ({'; '.join(errors) or 'there is none'})")
 
 
@@ -106,7 +73,7 @@ def configuration_of(identity: str, others: Sequence[Node], release: tuple[int, 
     return "".join([*text, f"vars currentEpoch {int(epoch)} lastVoteEpoch {int(epoch)}\n"]).encode()
 
 
-def _shard_ids(lines: Sequence[_Line], nodes: Sequence[Node]) -> dict[str, str]:
+def _shard_ids(lines: Sequence[Line], nodes: Sequence[Node]) -> dict[str, str]:
     """Returns the id of each shard by the id of its master. One that no node tells is new: the others accept it."""
     found = {line.shard: secrets.token_hex(20) for line in lines}
     for line in lines:

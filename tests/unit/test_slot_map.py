@@ -151,7 +151,7 @@ def test_addresses_as_text():
 
 
 def test_other_addresses():
-    found = SlotMap.of_reply([[0, 16383, NODE, [b"10.0.0.4", 7003]]], ASKED)
-    remapped = found.remapped(lambda address: Address("proxy", address.port))
+    reply = [[0, 16383, NODE, [b"10.0.0.4", 7003]]]
+    remapped = SlotMap.of_reply(reply, ASKED, lambda address: Address("proxy", address.port))
     assert remapped.owner(5) == Address("proxy", 7001)
     assert remapped.nodes == (Address("proxy", 7001), Address("proxy", 7003))
