@@ -26,7 +26,8 @@ from redisacc._protocol.parameters.ahead import PartsAhead
 from redisacc._protocol.parameters.memory import MemoryPool
 from redisacc._protocol.parameters.tables import fetch_tables
 from redisacc._protocol.parameters.update import Snapshot, Update, check_booleans
-from redisacc._protocol.parts.fetch import differing, fetch_blobs, fetched_blobs, read_all
+from redisacc._protocol.parts.fetch import are_there, fetch_blobs, fetched_blobs
+from redisacc._protocol.parts.write import call_nodes
 from redisacc._protocol.scripts import OF_PARAMETERS, refused
 from redisacc._text import EVICTED, shown
 from redisacc._wire.sockets import Command
@@ -135,8 +136,7 @@ class ParameterReader:
             # One server has the record and all parts, and loses both or neither.
             return True
         schema = self.schema()
-        blobs = record.manifest(schema).blobs(schema.stored(record.encoding)).values()
-        return not differing(self._transport, [part for blob in blobs for part in blob.parts(record.keys)])
+        return are_there(self._transport, record.keys, record.stored(schema))
 
     def schema(self) -> Schema:
         """Returns the schema of the leaves, which never changes. Call it after ``poll`` has returned a record."""
@@ -277,7 +277,7 @@ class ParameterReader:
             if step <= after:
                 continue
             # The lengths of its parts are not known any longer.
-            parts = read_all(self._transport, blob.keys(self._keys))
+            parts = call_nodes(self._transport, [("GET", key) for key in blob.keys(self._keys)])
             if None in parts:
                 raise PartMissingError(self._keys.record)
             data = np.frombuffer(b"".join(parts), np.uint8)

@@ -32,9 +32,9 @@ from redisacc._format.stored_text import parse_number
 from redisacc._protocol.applying.attempts import lease_of
 from redisacc._protocol.parameters.deletion import delete_parameters
 from redisacc._protocol.parameters.upload_plan import Change
-from redisacc._protocol.parts.fetch import differing
+from redisacc._protocol.parts.fetch import are_there
 from redisacc._protocol.parts.sweep import given_up_on_error, remove_parts_quietly, sweep_quietly
-from redisacc._protocol.parts.write import by_partition, write_parts
+from redisacc._protocol.parts.write import write_parts
 from redisacc._protocol.rounds.granted_rounds import EndedRound
 from redisacc._protocol.scripts import (
     OF_PARAMETERS,
@@ -334,7 +334,7 @@ class VersionWriter:
     def _write_to_partitions(self, version: Version, attempts: Sequence[StoredAttempt]) -> Reply:
         transport, keys = self._transport, self._keys
         kept = [blob for blob in version.blobs if blob not in version.brought]
-        if differing(transport, [part for blob in kept for part in blob.parts(keys)]):
+        if not are_there(transport, keys, kept):
             sweep_quietly(transport, keys, attempts)
             return Reply(outcome="lost")
         if not self.write_parts(version.pieces):
@@ -380,11 +380,9 @@ class VersionWriter:
         """
         keys, needed, counts = self._keys, self._scripts.min_replicas, list[int]()
         if keys.partitions:
-            batches = by_partition([key for blob in blobs for key in blob.keys(keys)])
-            found = self._transport.scatter(
-                [[("APPEND", key, b"") for key in batch] for batch in batches], after=wait_commands(needed)
-            )
-            counts += [confirmed(batch[0], replies[-1:]) for batch, replies in zip(batches, found, strict=True)]
+            batches: list[list[Command]] = [[("APPEND", key, b"")] for blob in blobs for key in blob.keys(keys)]
+            found = self._transport.scatter(batches, after=wait_commands(needed))
+            counts += [confirmed(str(batch[0][1]), of[-1:]) for batch, of in zip(batches, found, strict=True)]
         fields = ["min_replicas", str(needed)]
         reply = self._scripts.amend(incarnation=incarnation, event="confirming", fields=fields, replicated=True)
         self._scripts.check_replicated(

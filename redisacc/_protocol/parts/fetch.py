@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,10 +13,14 @@ from redisacc._arrays.validation import Array
 from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.parameter_record import Blob
-from redisacc._protocol.parts.write import by_partition
+from redisacc._protocol.parts.write import call_nodes
 from redisacc._wire.lanes import LANES
+from redisacc._wire.sockets import Command
 from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError
+
+# What has parts.
+Owner = TypeVar("Owner")
 
 # The source of the stated lengths of parts of parameters, for messages.
 STATED_BY = "the record"
@@ -147,14 +151,6 @@ def fetch_blobs(
     return memory
 
 
-def read_all(transport: Transport, keys: Sequence[str]) -> list[Any]:
-    """Returns the values of some keys, each None if it is absent, with one round trip to each node."""
-    batches = by_partition(keys)
-    replies = transport.scatter([[("GET", key) for key in batch] for batch in batches])
-    found = dict(zip(chain(*batches), chain(*replies), strict=True))
-    return [found[key] for key in keys]
-
-
 def fetched_blobs(transport: Transport, keys: ParameterKeys, blobs: Sequence[Blob]) -> Sequence[Array]:
     """Returns the bytes of blobs of parameters, in new memory. See ``fetch_blobs``."""
     return fetch_blobs(transport, keys, blobs, lambda: [np.empty(blob.nbytes, np.uint8) for blob in blobs])
@@ -165,7 +161,7 @@ def wrong_length(key: str, actual: int, stated: int, stated_by: str) -> CorruptD
     return CorruptDataError(f"{key} has {actual} bytes, and {stated_by} says {stated}")
 
 
-def differing(transport: Transport, parts: Iterable[tuple[str, int]]) -> dict[str, int]:
+def differing(transport: Transport, parts: Iterable[tuple[str, int]], *, stay: bool = False) -> dict[str, int]:
     """Returns the parts that do not have the stated length: key → its length in bytes, 0 if it is missing.
 
     Asks all nodes at once.
@@ -173,16 +169,32 @@ def differing(transport: Transport, parts: Iterable[tuple[str, int]]) -> dict[st
     Args:
         transport: the way to the nodes.
         parts: the key of each part, and its stated length in bytes.
+        stay: whether those that are there stay from now on.
     """
     stated = dict(parts)
-    batches = by_partition(stated)
-    found = transport.scatter([[("STRLEN", key) for key in batch] for batch in batches]) if batches else []
-    return {
-        key: length
-        for batch, lengths in zip(batches, found, strict=True)
-        for key, length in zip(batch, lengths, strict=True)
-        if length != stated[key]
-    }
+    # In this order: what is there after its expiry was removed will stay.
+    commands: list[Command] = [("PERSIST", key) for key in stated] if stay else []
+    lengths = call_nodes(transport, [*commands, *(("STRLEN", key) for key in stated)])[len(commands) :]
+    return {key: length for key, length in zip(stated, lengths, strict=True) if length != stated[key]}
+
+
+def lacking(
+    transport: Transport, parts_of: Mapping[Owner, Iterable[tuple[str, int]]], *, stay: bool = False
+) -> list[Owner]:
+    """Returns the owners of parts of which one does not have the stated length. Asks all nodes at once.
+
+    Args:
+        transport: the way to the nodes.
+        parts_of: the key of each part, and its stated length in bytes, by their owners.
+        stay: as for ``differing``.
+    """
+    lost = differing(transport, chain.from_iterable(parts_of.values()), stay=stay)
+    return [owner for owner, parts in parts_of.items() if any(key in lost for key, _ in parts)]
+
+
+def are_there(transport: Transport, keys: ParameterKeys, blobs: Iterable[Blob]) -> bool:
+    """Returns whether no part of some blobs is lost. Asks all nodes at once."""
+    return not differing(transport, [part for blob in blobs for part in blob.parts(keys)])
 
 
 def check_parts(transport: Transport, parts: Sequence[tuple[str, int]], stated_by: str) -> None:
@@ -213,16 +225,15 @@ def check_lengths(transport: Transport, keys: Keys, gradients: Sequence[Buffered
         check_parts(transport, _parts(keys, gradients), "its header")
 
 
-def lost_gradients(transport: Transport, keys: Keys, gradients: Sequence[BufferedGradient]) -> list[BufferedGradient]:
-    """Returns the gradients that lack a part, or have one that is not as long as the header says.
+def lost_gradients(transport: Transport, keys: Keys, gradients: Sequence[BufferedGradient]) -> set[str]:
+    """Returns the ids of the gradients that lack a part, or have one that is not as long as the header says.
 
     Args:
         transport: the way to the server.
         keys: the keys of the accumulator.
         gradients: gradients in a round.
     """
-    lost = differing(transport, _parts(keys, gradients))
-    return [gradient for gradient in gradients if any(key in lost for key, _ in _parts(keys, [gradient]))]
+    return {*lacking(transport, {gradient.id: _parts(keys, [gradient]) for gradient in gradients})}
 
 
 def _parts(keys: Keys, gradients: Sequence[BufferedGradient]) -> list[tuple[str, int]]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from redisacc._format.attempts import MOST_PARTS, StoredAttempt, part_keys
 from redisacc._format.keys import PartitionedKeys
-from redisacc._protocol.parts.write import by_partition
+from redisacc._protocol.parts.write import call_nodes
 from redisacc._protocol.scripts import Scripts
 from redisacc._wire.transport import Transport
 from redisacc.errors import NotFoundError, RedisAccError, ServerUnavailableError
@@ -96,7 +96,7 @@ def sweep_quietly(
 def remove_parts(transport: Transport, keys: PartitionedKeys, attempts: Sequence[StoredAttempt]) -> None:
     """Removes the parts of attempts, on all nodes at once; one part to a command, so that others get between."""
     for some in part_keys(keys, attempts):
-        transport.scatter([[("UNLINK", key) for key in batch] for batch in by_partition(some)])
+        call_nodes(transport, [("UNLINK", key) for key in some])
 
 
 def remove_parts_quietly(transport: Transport, keys: PartitionedKeys, attempts: Sequence[StoredAttempt]) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
 
 from redisacc._format.buffered import PART_MS
 from redisacc._format.keys import PartitionedKeys
 from redisacc._protocol.scripts import confirmed, wait_commands
 from redisacc._wire.sockets import Command, Pieces
-from redisacc._wire.transport import Hint, Transport
+from redisacc._wire.transport import TIMEOUT, Hint, Transport
 
 
 def write_parts(
@@ -63,10 +65,16 @@ def write_parts(
     return replicas
 
 
-def by_partition(keys: Iterable[str]) -> list[list[str]]:
-    """Returns the keys of parts, grouped by partition."""
-    groups: dict[str, list[str]] = {}
-    for key in keys:
+def call_nodes(transport: Transport, commands: Sequence[Command], *, timeout: float = TIMEOUT) -> list[Any]:
+    """Returns the replies to commands about parts, which go to all nodes at once. Each begins with its name and key.
+
+    Those about a part are executed in their order.
+    """
+    places: dict[str, list[int]] = {}
+    for place, command in enumerate(commands):
         # All keys of a partition have the same text before the second brace.
-        groups.setdefault(key.partition("}")[0], []).append(key)
-    return list(groups.values())
+        places.setdefault(str(command[1]).partition("}")[0], []).append(place)
+    batches = [[commands[place] for place in of] for of in places.values()]
+    replies = transport.scatter(batches, timeout=timeout) if batches else []
+    found = dict(zip(chain(*places.values()), chain(*replies), strict=True))
+    return [found[place] for place in range(len(commands))]

@@ -162,8 +162,8 @@ class RoundReader(RoundSoFar):
 
     def leave_out_lost(self, contents: RoundContents) -> list[BufferedGradient]:
         """Leaves out the gradients with a part that is missing or has another length, and returns them."""
-        lost = lost_gradients(self.transport, self.keys, contents.buffered)
-        ids = {gradient.id for gradient in lost}
+        ids = lost_gradients(self.transport, self.keys, contents.buffered)
+        lost = [gradient for gradient in contents.buffered if gradient.id in ids]
         contents.buffered = [gradient for gradient in contents.buffered if gradient.id not in ids]
         contents.number -= sum(gradient.number for gradient in lost)
         if contents.weight is not None:

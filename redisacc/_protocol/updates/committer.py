@@ -16,27 +16,27 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from redisacc._arrays.metrics import Means
 from redisacc._arrays.sums import DenseSum, RoundSum, SparseSum
 from redisacc._arrays.validation import Array
-from redisacc._format.buffered import PART_MS, PartMissingError, digest_of
+from redisacc._format.buffered import PartMissingError, digest_of
 from redisacc._format.history_entries import history_text
 from redisacc._format.update_order import Order
 from redisacc._protocol.parameters.upload_plan import retire, retire_of_log
 from redisacc._protocol.parameters.version_writer import Follows, Tries, Version, VersionWriter
-from redisacc._protocol.parts.fetch import read_all
+from redisacc._protocol.parts.fetch import lacking
 from redisacc._protocol.parts.sweep import sweep_quietly
-from redisacc._protocol.parts.write import by_partition
+from redisacc._protocol.parts.write import call_nodes
 from redisacc._protocol.rounds.granted_rounds import EndedRound, ended_round
 from redisacc._protocol.rounds.round_reader import RoundContents
 from redisacc._protocol.rounds.taker import GrantedRound, Taker
 from redisacc._protocol.scripts import OF_PARAMETERS, Reply, refused
 from redisacc._protocol.sums.expected_gradients import counted
-from redisacc._protocol.updates.model import FLAT, PartValues, UpdateModel, added_in_order
+from redisacc._protocol.updates.model import FLAT, UpdateModel, added_in_order, store_commands
 from redisacc._protocol.updates.patience import Patience
 from redisacc._protocol.updates.record import KnownVersion, UpdateRecord, update_command, update_fields
 from redisacc._protocol.updates.tables import NO_TABLES, RowSum, manifest_of
@@ -53,9 +53,6 @@ logger = logging.getLogger("redisacc")
 # none has appeared, because looking costs the nodes time in which they could take parts.
 PAUSE = 0.001
 PAUSE_SHARE = 0.1
-
-# Parts that are missing: number of a part → the sorts of blobs that lack it.
-Missing = Mapping[int, Sequence[str]]
 
 
 @dataclass
@@ -334,7 +331,7 @@ class Committer:
             found: list[float | None] = []
 
             def look() -> list[int]:
-                found[:] = [_square(reply) for reply in read_all(self._transport, keys)]
+                found[:] = map(_square, call_nodes(self._transport, [("GET", key) for key in keys]))
                 return [number for number, square in enumerate(found) if square is None]
 
             if not self._wait(len(keys), look):
@@ -360,10 +357,10 @@ class Committer:
             The commands that store what is missing, which travel ahead of the script; None means a part is missing.
         """
         of, model, version = update.of, update.before.model, update.version.id
-        missing: Missing = {number: tuple(model.sorts) for number in range(len(model.parts))}
+        missing: Sequence[int] = range(len(model.parts))
         if of.has_updaters:
 
-            def look() -> Missing:
+            def look() -> Sequence[int]:
                 nonlocal missing
                 missing = self._missing(model, version, missing)
                 return missing
@@ -376,7 +373,7 @@ class Committer:
             self._values.fetch(update.before, missing)
         except PartMissingError as error:
             raise self._part_lost(update.before, error) from None
-        store: dict[str, tuple[int, Command]] = {}
+        store: list[tuple[int, Command]] = []
         for number in missing:
             values = self._values.computed(number, version)
             if values is None:
@@ -385,19 +382,13 @@ class Committer:
                 self._values.keep(number, version, values)
             if self._brings is not None:
                 self._brings(version, number, values[FLAT])
-            for command in self._store_commands(model, version, number, values):
-                store[str(command[1])] = number, command
+            store += [(number, command) for command in store_commands(model.keys, version, number, values)]
+        commands = [command for _, command in store]
         if not (of.has_updaters or model.keys.partitions):
-            return [command for _, command in store.values()]
-        batches = by_partition(store)
-        replies = self._transport.scatter([[store[key][1] for key in batch] for batch in batches])
-        late = {
-            store[key][0]
-            for batch, of_batch in zip(batches, replies, strict=True)
-            for key, reply in zip(batch, of_batch, strict=True)
-            if reply is None
-        }
+            return commands
+        replies = call_nodes(self._transport, commands)
         if of.has_updaters:
+            late = {number for (number, _), reply in zip(store, replies, strict=True) if reply is None}
             self._patience.fail(missing, late)
         # In the slot of the record, the script that commits looks whether they are there.
         return None if model.keys.partitions and self._missing(model, version, missing) else ()
@@ -420,35 +411,10 @@ class Committer:
             self._transport.waits.sleep(max(PAUSE, PAUSE_SHARE * self._patience.pause))
         return missing
 
-    def _store_commands(self, model: UpdateModel, version: str, number: int, values: PartValues) -> list[Command]:
-        keys = model.keys
-        # NX: a copy of this request may arrive at any time, also when the parts are in use, and must not make them
-        # expire.
-        return [
-            ("SET", keys.part(f"{version}-{sort}", number), values[sort].data, "NX", "PX", PART_MS)
-            for sort in model.sorts
-        ]
-
-    def _missing(self, model: UpdateModel, version: str, numbers: Missing) -> Missing:
+    def _missing(self, model: UpdateModel, version: str, numbers: Iterable[int]) -> list[int]:
         """Returns which of some parts are not there. In partitions, the others stay from now on."""
-        keys, stays = model.keys, bool(model.keys.partitions)
-        wanted = {
-            keys.part(f"{version}-{sort}", number): (number, sort, model.sorts[sort][number])
-            for number, sorts in numbers.items()
-            for sort in sorts
-        }
-        batches = by_partition(wanted)
-        look: list[list[Command]] = [[("STRLEN", key) for key in batch] for batch in batches]
-        if stays:
-            # In this order: what is there after its expiry was removed will stay.
-            look = [[("PERSIST", key) for key in batch] + of for batch, of in zip(batches, look, strict=True)]
-        found: dict[int, tuple[str, ...]] = {}
-        for batch, replies in zip(batches, self._transport.scatter(look), strict=True):
-            for key, length in zip(batch, replies[-len(batch) :], strict=True):
-                number, sort, expected = wanted[key]
-                if length != expected:
-                    found[number] = (*found.get(number, ()), sort)
-        return found
+        wanted = {number: model.keys_of(version, number, model.sorts) for number in numbers}
+        return lacking(self._transport, wanted, stay=bool(model.keys.partitions))
 
     def _part_lost(self, before: UpdateRecord, error: PartMissingError) -> DataLossError:
         return DataLossError(

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from redisacc._arrays.validation import Array
-from redisacc._format.buffered import INLINE_BYTES, part_size
+from redisacc._format.buffered import INLINE_BYTES, PART_MS, part_size
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.leaves import Flat, Schema, arrays_in, ranges_text
 from redisacc._format.parameter_record import Blob, flat_cut, flat_lengths
 from redisacc._format.part_cut import Cut, Piece, Run
 from redisacc._format.update_order import Order
+from redisacc._wire.sockets import Command
 from redisacc.errors import InvalidArgumentError
 from redisacc.optim import Optimizer
 from redisacc.optim.algorithms import MeanGradient
@@ -53,6 +54,16 @@ class _Segment(NamedTuple):
 
 # The bytes of a part of each blob, by the sort of the blob.
 PartValues = Mapping[str, Array]
+
+
+def store_commands(keys: ParameterKeys, version: str, number: int, values: PartValues) -> list[Command]:
+    """Returns the commands that store a part of a version.
+
+    NX: it may be there, also in use, if it was computed twice or a copy of this arrives late. It must not expire then.
+    """
+    return [
+        ("SET", keys.part(f"{version}-{sort}", number), data.data, "NX", "PX", PART_MS) for sort, data in values.items()
+    ]
 
 
 def check_leaves(schema: Schema, optimizer: Optimizer) -> None:
@@ -194,6 +205,10 @@ class UpdateModel:
         They are cut by elements.
         """
         return [Blob(f"{version}-{sort}", sum(lengths), lengths, len(lengths)) for sort, lengths in self.sorts.items()]
+
+    def keys_of(self, version: str, number: int, sorts: Iterable[str]) -> list[tuple[str, int]]:
+        """Returns the key of a part of a version for each sort of blob, and how many bytes it has."""
+        return [(self.keys.part(f"{version}-{sort}", number), self.sorts[sort][number]) for sort in sorts]
 
     @property
     def full_sorts(self) -> tuple[str, ...]:

@@ -15,14 +15,13 @@ from collections import deque
 from collections.abc import Sequence
 
 from redisacc._arrays.validation import Array
-from redisacc._format.buffered import PART_MS, PartMissingError
+from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.update_order import Order, parse_order, parse_wanted, updated
 from redisacc._protocol.sums.cells import SumPart
-from redisacc._protocol.updates.model import PartValues
+from redisacc._protocol.updates.model import PartValues, store_commands
 from redisacc._protocol.updates.record import UpdateRecord, read_update_record
 from redisacc._protocol.updates.values import VersionValues
-from redisacc._wire.sockets import Command
 from redisacc._wire.transport import Hint, Transport
 from redisacc.errors import CorruptDataError, NotFoundError
 
@@ -102,13 +101,8 @@ class PartUpdater:
         """
         version, self._wanted = self._wanted, ""
         for number, values in self._values.of(version).items() if version else ():
-            # NX: what is there stays. The chief publishes what it has gathered under another name.
-            self._transport.pipeline(
-                [
-                    ("SET", self._keys.part(f"{version}-{sort}", number), data.data, "NX", "PX", PART_MS)
-                    for sort, data in values.items()
-                ]
-            )
+            # What is there stays. The chief publishes what it has gathered under another name.
+            self._transport.pipeline(store_commands(self._keys, version, number, values))
 
     def forget(self) -> None:
         """Drops everything that was read and computed."""
@@ -218,7 +212,7 @@ class PartUpdater:
             for part in self._numbers:
                 values = self._values.computed(part, order.version(record.number))
                 if values is not None:
-                    self._store(record, part, order.version(number), values)
+                    self._store(part, order.version(number), values)
 
     def _write(self, record: UpdateRecord, part: int, order: Order, number: int, elements: Sequence[Array]) -> None:
         """Computes a part of the version that an order makes, and writes it."""
@@ -231,16 +225,12 @@ class PartUpdater:
             logger.debug("%s: cannot update the parameters: %s", self._keys.name, error)
             self._is_outdated = True
             return
-        self._store(record, part, version, record.model.updated(part, before, elements, order))
+        self._store(part, version, record.model.updated(part, before, elements, order))
 
-    def _store(self, record: UpdateRecord, part: int, version: str, values: PartValues) -> None:
+    def _store(self, part: int, version: str, values: PartValues) -> None:
         """Writes a part of a version."""
         self._values.keep(part, version, values)
-        # NX: a chief may have made it stay already, if it was computed twice.
-        store: list[Command] = [
-            ("SET", self._keys.part(f"{version}-{sort}", part), values[sort].data, "NX", "PX", PART_MS)
-            for sort in record.model.sorts
-        ]
+        store = store_commands(self._keys, version, part, values)
         # Readers fetch it ahead.
         self._transport.pipeline([*store, Hint(("PUBLISH", self._keys.updated_of(part), updated(version, part)))])
 

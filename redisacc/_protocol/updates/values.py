@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from itertools import chain
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from redisacc._format.buffered import PartMissingError
 from redisacc._format.parameter_record import Manifest, kept_in, tables_of
 from redisacc._format.update_order import Order, wanted
 from redisacc._protocol.parameters.tables import fetch_tables
-from redisacc._protocol.parts.fetch import STATED_BY, WholeParts, check_parts, differing
+from redisacc._protocol.parts.fetch import STATED_BY, WholeParts, are_there, check_parts, lacking
 from redisacc._protocol.updates.model import PartValues, UpdateModel
 from redisacc._protocol.updates.record import KnownVersion, UpdateRecord
 from redisacc._protocol.updates.tables import (
@@ -125,7 +124,7 @@ class VersionValues:
             # What a failover has lost of a blob that stays for many versions would be lost for all of them. If one is
             # lost, all tables are brought whole.
             stays = [*tables.blobs(model.schema.stored(model.encoding)).values(), *kept_in(manifest.slots).values()]
-            if differing(self._transport, [part for blob in stays for part in blob.parts(model.keys)]):
+            if not are_there(self._transport, model.keys, stays):
                 tables = Manifest(())
         return brought_tables(model, version, before.step + 1, tables, arrays=arrays, rows=self._next_rows[1])
 
@@ -234,16 +233,15 @@ class VersionValues:
 
     def _fetch_there(self, model: UpdateModel) -> None:
         """Fetches the parts that are not known, as far as they are there. No record need name the version."""
-        parts = {number: self._keys(model, number) for number in self._missing(model)}
-        gone = differing(self._transport, chain.from_iterable(parts.values()))
-        there = [number for number, of_number in parts.items() if not any(key in gone for key, _ in of_number)]
+        missing = self._missing(model)
+        gone = lacking(self._transport, {number: self._keys(model, number) for number in missing})
+        there = [number for number in missing if number not in gone]
         # One that expires now is looked for again.
         with contextlib.suppress(PartMissingError):
             self._fetch(model, there)
 
     def _keys(self, model: UpdateModel, number: int) -> list[tuple[str, int]]:
-        """Returns the key of a part for each of ``full_sorts``, and how many bytes it has."""
-        return [(model.keys.part(f"{self.version}-{sort}", number), model.lengths[number]) for sort in model.full_sorts]
+        return model.keys_of(self.version, number, model.full_sorts)
 
     def _fetch(self, model: UpdateModel, numbers: Iterable[int]) -> None:
         found: dict[int, dict[str, Array]] = {}
