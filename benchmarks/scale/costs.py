@@ -142,10 +142,8 @@ def _exchanges(server: Server) -> Iterator[tuple[str, float]]:
         places = [np.zeros(size, np.uint8) for _ in keys]
 
         def fetch(keys: list[str] = keys, places: list[Any] = places) -> None:
-            parts = WholeParts((), "the benchmark", lanes=1)
-            for number, (key, place) in enumerate(zip(keys, places, strict=True)):
-                parts.expect(key, number, place)
-            transport.fetch(parts)
+            parts = zip(keys, range(len(keys)), places, strict=True)
+            transport.fetch(WholeParts((), "the benchmark", 1, parts))
 
         fetched[size] = cost(12, fetch)
     nbytes = len(keys) * (LARGE - SMALL)

@@ -388,7 +388,6 @@ class Parameters(Closing):
             wait = VersionWait(
                 self._transport,
                 self._lifetime,
-                self._keys,
                 self._reader,
                 after=wanted,
                 deadline=deadline,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from redisacc._format.keys import ParameterKeys
-from redisacc._format.stored_text import foreign, parse_int64, parsed
+from redisacc._format.stored_text import parse_int64, parsed
 from redisacc._protocol.parameters.version_writer import amend_latest
 from redisacc._wire.transport import Transport
 
@@ -39,30 +39,30 @@ def read_workers(transport: Transport, keys: ParameterKeys) -> int | None:
     """
     # The rules for workers let them read the record by this command only.
     [text] = transport.call("HMGET", keys.record, "workers")
-    return parse_workers(keys, text)
+    return parsed(keys.record, "workers", text, parse_workers)
 
 
-def parse_workers(keys: ParameterKeys, text: bytes | None) -> int | None:
-    """Returns the number that the record's field holds; None if there is no such field.
+def parse_workers(text: bytes | None) -> int | None:
+    """Returns the number in the field ``workers`` of the record; None if there is no such field.
 
     Raises:
-        CorruptDataError: redisacc did not write it.
+        ValueError: redisacc did not write it.
     """
     if text is None:
         return None
-    number = parsed(keys.record, "workers", text, parse_int64)
+    number = parse_int64(text)
     if number < 1:
-        raise foreign(keys.record, "workers", text)
+        raise ValueError(text)
     return number
 
 
-def parse_until(keys: ParameterKeys, text: bytes | None) -> int | None:
+def parse_until(text: bytes | None) -> int | None:
     """Returns the step with which a run ends; None if nobody knows.
 
     Raises:
-        CorruptDataError: redisacc did not write it.
+        ValueError: redisacc did not write it.
     """
-    return parsed(keys.record, "until", text, parse_int64) if text else None
+    return parse_int64(text) if text else None
 
 
 def conclude(transport: Transport, keys: ParameterKeys, chief: str) -> None:

@@ -182,8 +182,7 @@ class Publisher:
             if record is None or record.step != wanted.step:
                 # A later version has replaced it. Its publisher waits for replicas that have that one.
                 return
-            schema = self._reader.schema()
-            blobs = record.manifest(schema).blobs(schema.stored(record.encoding)).values()
+            blobs = record.stored(self._reader.schema())
         VersionWriter(self._transport, keys, self._min_replicas).confirm(self._reader.incarnation, wanted.step, blobs)
 
     def check_agrees(self, tree: object, state: object) -> None:
@@ -324,14 +323,13 @@ class Publisher:
             of_state, values = wanted.state
             state, structure = Blob(f"{version}-state", _whole(of_state).nbytes), of_state.text
             manifest, pieces[state] = replace(manifest, state=state), packed(of_state, values, _whole(of_state))
-        of_earlier = earlier.blobs(stored if last is None else schema.stored(last.encoding))
         return Version(
             id=version,
             follows=follows,
             publisher=publisher,
             schema=schema,
             encoding=self._encoding,
-            change=retire(manifest, stored, of_earlier, earlier.retired),
+            change=retire(manifest, stored, earlier, stored if last is None else schema.stored(last.encoding)),
             fields=["state_structure", structure],
             pieces=pieces,
             finished=wanted.finished,

@@ -194,12 +194,7 @@ class ParameterReader:
         found = self.poll(*[name for name in record.found if name not in ParameterRecord.FIELDS])
         if found is not None and found.version == record.version:
             if found.keys.partitions and error.args[0] != found.keys.record:
-                raise DataLossError(
-                    f"parameters {shown(self._keys.name)}: part {error.args[0]} of step {found.step} is lost: its node "
-                    f"failed, and a replica that lagged behind has taken its place, or the part was {EVICTED} or "
-                    "removed by hand. Publish the values again, for this step or a later one",
-                    part=error.args[0],
-                )
+                raise part_lost(found, error, ". Publish the values again, for this step or a later one")
             raise CorruptDataError(str(error)) from error
         if running_time() >= deadline:
             raise WaitTimeoutError(
@@ -361,3 +356,12 @@ def read_schema(transport: Transport, keys: ParameterKeys, incarnation: str) -> 
     if found is None or found.decode(errors="replace") != incarnation:
         raise refused(OF_PARAMETERS["missing"], keys)
     return parse_schema(keys, "structure", text)
+
+
+def part_lost(record: ParameterRecord, error: PartMissingError, advice: str = "") -> DataLossError:
+    """Returns the error for a part of a version that its node has lost."""
+    return DataLossError(
+        f"parameters {shown(record.keys.name)}: part {error.args[0]} of step {record.step} is lost: its node failed, "
+        f"and a replica that lagged behind has taken its place, or the part was {EVICTED} or removed by hand{advice}",
+        part=error.args[0],
+    )

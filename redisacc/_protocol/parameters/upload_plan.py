@@ -105,18 +105,18 @@ def brought_leaves(
     return found
 
 
-def retire(manifest: Manifest, schema: Schema, before: Mapping[str, Blob], waiting: Sequence[Blob]) -> Change:
+def retire(manifest: Manifest, schema: Schema, before: Manifest, stored_before: Schema) -> Change:
     """Retires the blobs that a version does without, so that slow readers of the version before can still read these.
 
     Args:
         manifest: the manifest of the version.
         schema: the schema of the leaves in its blobs.
-        before: the blobs of the version before, by id.
-        waiting: the blobs of still earlier versions that were retired, the oldest first.
+        before: the manifest of the version before; it lists those of still earlier versions that were retired.
+        stored_before: the schema of the leaves in the blobs of that version.
     """
     still = manifest.blobs(schema)
-    retired = [blob for blob in before.values() if blob.id not in still]
-    kept, removed = [*waiting], []
+    retired = [blob for blob in before.blobs(stored_before).values() if blob.id not in still]
+    kept, removed = [*before.retired], []
     size = sum(blob.nbytes for blob in (*kept, *retired))
     while kept and (size > RETIRED_BYTES or len(kept) + len(retired) > RETIRED_BLOBS):
         size -= kept[0].nbytes
@@ -124,25 +124,24 @@ def retire(manifest: Manifest, schema: Schema, before: Mapping[str, Blob], waiti
     return Change(replace(manifest, retired=(*kept, *retired)), retired, removed)
 
 
-def retire_of_log(
-    manifest: Manifest, before: Mapping[str, Blob], step: int, log: Sequence[Blob], snapshot: int | None
-) -> Change:
+def retire_of_log(manifest: Manifest, before: Manifest, schema: Schema, step: int, snapshot: int | None) -> Change:
     """Keeps versions whose values are the mean gradients of their steps, for those who replay them.
 
     Args:
         manifest: the manifest of the next version.
-        before: the blobs of the version before, by id.
+        before: the manifest of the version before. Its log has a blob of each version before that one.
+        schema: the schema of the leaves in blobs.
         step: the step of the version before.
-        log: the blobs of the versions before that one, one for each step.
         snapshot: the step of the last snapshot, from which nobody replays that step or earlier ones; None means
             unknown.
 
     Returns:
         The manifest lists the log. Others go at once.
     """
-    kept = [*log, *[blob for blob in before.values() if blob.id.endswith("-flat")]]
-    others = [blob for blob in before.values() if blob not in kept]
-    spare = 0 if snapshot is None else max(snapshot - (step - len(log)) + 1, 0)
+    blobs = before.blobs(schema).values()
+    kept = [*before.retired, *[blob for blob in blobs if blob.id.endswith("-flat")]]
+    others = [blob for blob in blobs if blob not in kept]
+    spare = 0 if snapshot is None else max(snapshot - (step - len(before.retired)) + 1, 0)
     spare = min(max(spare, len(kept) - MOST_LOGGED), DROPPED_BLOBS, len(kept))
     gone = [*others, *kept[:spare]]
     return Change(replace(manifest, retired=tuple(kept[spare:])), gone, gone)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 from redisacc._clock import durations, running_time
 from redisacc._format.buffered import PartMissingError
-from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import ParameterRecord, announced
 from redisacc._protocol.lifecycle.similar_names import suggestion
 from redisacc._protocol.parameters.reader import TOGETHER_BYTES, ParameterReader
 from redisacc._protocol.waiting.lifetime import Lifetime
-from redisacc._protocol.waiting.wait import Wait
+from redisacc._protocol.waiting.wait import Wait, WaitOptions
 from redisacc._wire.pubsub import pubsub_of
 from redisacc._wire.transport import Transport
 from redisacc.errors import FinishedError, WaitTimeoutError
@@ -27,15 +25,10 @@ class VersionWait(Wait[Version]):
     Args:
         transport: the way to the server.
         lifetime: of the handle.
-        keys: the keys of the parameters.
         reader: reads them.
         after: the step; None means any version will do.
-        deadline: when to stop waiting, by ``clock.now()``; infinity: never.
-        label: the name of the parameters in log records and errors.
         skip_last: whether a version that was declared the last one ends the wait instead of being returned.
-        cancel: cancels the wait if it returns True; it is asked after every poll that was answered. None means nothing
-            does.
-        describe: returns a further clause for messages about the wait, or "" or None.
+        how: of the wait.
     """
 
     doing = "waiting for parameters"
@@ -49,26 +42,13 @@ class VersionWait(Wait[Version]):
         self,
         transport: Transport,
         lifetime: Lifetime,
-        keys: ParameterKeys,
         reader: ParameterReader,
         *,
         after: int | None,
-        deadline: float,
-        label: str,
-        skip_last: bool = False,
-        cancel: Callable[[], bool] | None = None,
-        describe: Callable[[], str | None] | None = None,
+        skip_last: bool,
+        **how: Unpack[WaitOptions],
     ) -> None:
-        super().__init__(
-            transport,
-            lifetime,
-            keys.events,
-            name=keys.name,
-            deadline=deadline,
-            label=label,
-            cancel=cancel,
-            describe=describe,
-        )
+        super().__init__(transport, lifetime, reader.keys.events, name=reader.keys.name, **how)
         self._reader = reader
         self._after = after
         self._skip_last = skip_last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -45,20 +45,19 @@ class WholeParts:
         homes: the prefix of the keys of each partition; empty if there are none.
         stated_by: the source of their stated lengths, for messages: "its header" or "the record".
         lanes: how many connections to use if there are no partitions.
+        parts: the key of each part; its number, counted from 0, in its gradient or blob; and its place.
 
     Attributes:
         lanes, homes: as ``Arrivals`` describes them.
     """
 
-    def __init__(self, homes: Sequence[str], stated_by: str, lanes: int) -> None:
+    def __init__(
+        self, homes: Sequence[str], stated_by: str, lanes: int, parts: Iterable[tuple[str, int, Array]]
+    ) -> None:
         self.homes = homes
         self.lanes = len(homes) or lanes
         self._stated_by = stated_by
-        self._awaited: list[_WholePart] = []
-
-    def expect(self, key: str, number: int, place: Array) -> None:
-        """Fetches the part with this number, counted from 0, of a gradient or a blob."""
-        self._awaited.append(_WholePart(key, number % self.lanes, place.data))
+        self._awaited = [_WholePart(key, number % self.lanes, place.data) for key, number, place in parts]
 
     # Arrivals of sockets:
 
@@ -93,12 +92,12 @@ def fetch_gradient(transport: Transport, keys: Keys, gradient: BufferedGradient)
         CorruptDataError: a part has another length than its header says.
     """
     data = np.empty(gradient.nbytes, np.uint8)
-    arrivals = WholeParts(keys.homes, "its header", LANES)
-    start = 0
-    for number, length in enumerate(gradient.lengths):
-        arrivals.expect(keys.part(gradient.id, number), number, data[start : start + length])
-        start += length
-    transport.fetch(arrivals)
+    ends = accumulate(gradient.lengths)
+    parts = [
+        (keys.part(gradient.id, number), number, data[end - length : end])
+        for number, (length, end) in enumerate(zip(gradient.lengths, ends, strict=True))
+    ]
+    transport.fetch(WholeParts(keys.homes, "its header", LANES, parts))
     return data
 
 
@@ -129,9 +128,7 @@ def fetch_blobs(
     """
     parts = [blob.parts(keys) for blob in blobs]
     check_parts(transport, list(chain.from_iterable(parts)), STATED_BY)
-    # A reader uploads nothing meanwhile, so one connection to each node is as fast as several.
-    arrivals = WholeParts(keys.homes, STATED_BY, lanes=1)
-    memory = allocate()
+    memory, missing = allocate(), list[tuple[str, int, Array]]()
     for of_blob, data in zip(parts, memory, strict=True):
         start = 0
         for number, (key, length) in enumerate(of_blob):
@@ -141,14 +138,20 @@ def fetch_blobs(
                 continue
             there = fetched.get(key)
             if not isinstance(there, bytes):
-                arrivals.expect(key, number, place)
+                missing.append((key, number, place))
             elif len(there) == length:
                 place[:] = np.frombuffer(there, np.uint8)
             else:
                 raise wrong_length(key, len(there), length, STATED_BY)
-    if arrivals.wanted():
-        transport.fetch(arrivals)
+    if missing:
+        fetch_parts(transport, keys, missing)
     return memory
+
+
+def fetch_parts(transport: Transport, keys: ParameterKeys, parts: Iterable[tuple[str, int, Array]]) -> None:
+    """Fetches parts of blobs, as ``WholeParts`` describes them."""
+    # A reader uploads nothing meanwhile, so one connection to each node is as fast as several.
+    transport.fetch(WholeParts(keys.homes, STATED_BY, 1, parts))
 
 
 def fetched_blobs(transport: Transport, keys: ParameterKeys, blobs: Sequence[Blob]) -> Sequence[Array]:

@@ -18,6 +18,7 @@ import logging
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from redisacc._arrays.metrics import Means
@@ -26,6 +27,7 @@ from redisacc._arrays.validation import Array
 from redisacc._format.buffered import PartMissingError, digest_of
 from redisacc._format.history_entries import history_text
 from redisacc._format.update_order import Order
+from redisacc._protocol.parameters.reader import part_lost
 from redisacc._protocol.parameters.upload_plan import retire, retire_of_log
 from redisacc._protocol.parameters.version_writer import Follows, Tries, Version, VersionWriter
 from redisacc._protocol.parts.fetch import lacking
@@ -41,10 +43,8 @@ from redisacc._protocol.updates.patience import Patience
 from redisacc._protocol.updates.record import KnownVersion, UpdateRecord, update_command, update_fields
 from redisacc._protocol.updates.tables import NO_TABLES, RowSum, manifest_of
 from redisacc._protocol.updates.values import VersionValues
-from redisacc._text import EVICTED, shown
 from redisacc._wire.sockets import Command
 from redisacc._wire.transport import Hint
-from redisacc.errors import DataLossError
 from redisacc.optim import Optimizer
 
 logger = logging.getLogger("redisacc")
@@ -55,31 +55,63 @@ PAUSE = 0.001
 PAUSE_SHARE = 0.1
 
 
-@dataclass
+@dataclass(eq=False)
 class _Round:
-    """A round, and what is known of the update that it makes.
+    """A round, and what is known of the update that it makes. Its sums are computed once, if they are needed here.
 
     Attributes:
+        taker: has taken it.
         found: the round.
+        model: the leaves and the optimizer.
         contents: its hashes.
         ended: what is removed when the update is published.
         digest: the digest of its gradients; if these are not all in parts, a random one.
         divisor: what the mean divides the sum by.
         is_in_parts: whether each gradient is in parts, which updaters can add up.
-        sum: its sum, if it was computed here.
-        rows: the sum of each table, if it was computed here.
         clip: what the mean is multiplied by; None means not known yet.
     """
 
+    taker: Taker[Any]
     found: GrantedRound
+    model: UpdateModel
     contents: RoundContents
     ended: EndedRound
     digest: str
     divisor: float
     is_in_parts: bool
-    sum: RoundSum | None = None
-    rows: Mapping[int, RowSum] | None = None
     clip: float | None = None
+
+    @cached_property
+    def sum(self) -> RoundSum:
+        """Its sum."""
+        return self.taker.sum_of(self.found, self.contents)
+
+    @cached_property
+    def rows(self) -> Mapping[int, RowSum]:
+        """The sum of each table."""
+        # Dense parts are left to updaters.
+        round_sum = self.taker.rows_of(self.found, self.contents) if self.has_updaters else None
+        round_sum, spec = round_sum or self.sum, self.taker.spec
+        granted, (_, places) = self.found.granted, self.model.sections
+        total = spec.divisor(granted.num_accumulated, granted.total_weight)
+        by_index = spec.reduction_type == "MEAN" and spec.sparse_mean == "index"
+        found = {}
+        for leaf in self.model.tables:
+            section = round_sum.sections[places[leaf]]
+            assert isinstance(section, SparseSum)
+            indices, values, counts = section.total(total)
+            found[leaf] = RowSum(indices, values, counts if by_index else self.divisor)
+        return found
+
+    def elements(self, number: int) -> list[Array]:
+        """Returns the sum of a dense part, for each of its runs."""
+        sections, (places, _) = self.sum.sections, self.model.sections
+        found = []
+        for section, first, size in self.model.parts[number]:
+            dense = sections[places[section]]
+            assert isinstance(dense, DenseSum)
+            found.append(dense.piece(first, size))
+        return found
 
     @property
     def has_updaters(self) -> bool:
@@ -173,7 +205,7 @@ class Committer:
         else:
             # A learning rate that is a metric came with no gradient.
             scalars = before.scalars or ((0.0,) * optimizer.scalars_per_group,) * optimizer.num_groups
-        order = Order(before.id, model.optimizer_digest, of.digest, of.divisor, self._clip(of, model), scalars)
+        order = Order(before.id, model.optimizer_digest, of.digest, of.divisor, self._clip(of), scalars)
         # The schedule may end with the last step.
         ahead = None if finished else optimizer.scalars_ahead(step + 1, updates + 1)
         fields = update_fields(model, updates, ahead)
@@ -215,12 +247,11 @@ class Committer:
         model, tables = before.model, NO_TABLES
         if model.tables:
             try:
-                tables = self._values.new_tables(before, self._rows_of(of, model), order, version)
+                tables = self._values.new_tables(before, of.rows, order, version)
             except PartMissingError as error:
-                raise self._part_lost(before, error) from None
+                raise part_lost(before.record, error) from None
         step, stored = before.step + 1, model.schema.stored(model.encoding)
-        manifest, earlier = manifest_of(model, version, step, tables), before.manifest.blobs(stored)
-        retired = before.manifest.retired
+        manifest = manifest_of(model, version, step, tables)
         return Version(
             id=version,
             follows=Follows(before.incarnation, before.id, step),
@@ -228,9 +259,9 @@ class Committer:
             schema=model.schema,
             encoding=model.encoding,
             change=(
-                retire_of_log(manifest, earlier, before.step, retired, self._snapshot())
+                retire_of_log(manifest, before.manifest, stored, before.step, self._snapshot())
                 if model.is_mean
-                else retire(manifest, stored, earlier, retired)
+                else retire(manifest, stored, before.manifest, stored)
             ),
             fields=fields,
             pieces=tables.pieces,
@@ -260,9 +291,10 @@ class Committer:
 
     def _known(self, found: GrantedRound, before: UpdateRecord) -> _Round:
         """Returns what is known of a round, the same object if the call is repeated."""
-        if self._round is not None and self._round.found is found:
-            self.metrics = self._round.contents.metrics
-            return self._round
+        known = self._round
+        if known is not None and known.found is found and known.model is before.model:
+            self.metrics = known.contents.metrics
+            return known
         contents = self._taker.contents(found)
         self.metrics = contents.metrics
         granted, buffered = found.granted, contents.buffered
@@ -278,54 +310,22 @@ class Committer:
         digest = digest_of(buffered) if in_parts else secrets.token_hex(16)
         ended = ended_round(self._gradients, self._taker.scripts, granted.token, buffered)
         ended.past = history_text(granted.global_step, granted.num_accumulated, contents.metrics)
-        self._round = _Round(found, contents, ended, digest, divisor, in_parts)
+        self._round = _Round(self._taker, found, before.model, contents, ended, digest, divisor, in_parts)
         return self._round
-
-    def _sum_of(self, of: _Round) -> RoundSum:
-        """Returns the sum of a round, which is computed here if it was not."""
-        if of.sum is None:
-            of.sum = self._taker.sum_of(of.found, of.contents)
-        return of.sum
-
-    def _rows_of(self, of: _Round, model: UpdateModel) -> Mapping[int, RowSum]:
-        """Returns the sum of each table, which is computed here if it was not."""
-        if of.rows is None:
-            # Dense parts are left to updaters.
-            round_sum = self._taker.rows_of(of.found, of.contents) if of.has_updaters else None
-            round_sum = round_sum or self._sum_of(of)
-            granted, (_, places) = of.found.granted, model.sections
-            total = self._spec.divisor(granted.num_accumulated, granted.total_weight)
-            by_index = self._spec.reduction_type == "MEAN" and self._spec.sparse_mean == "index"
-            of.rows = {}
-            for leaf in model.tables:
-                section = round_sum.sections[places[leaf]]
-                assert isinstance(section, SparseSum)
-                indices, values, counts = section.total(total)
-                of.rows[leaf] = RowSum(indices, values, counts if by_index else of.divisor)
-        return of.rows
-
-    def _elements(self, of: _Round, model: UpdateModel, number: int) -> list[Array]:
-        sections, (places, _) = self._sum_of(of).sections, model.sections
-        found = []
-        for section, first, size in model.parts[number]:
-            dense = sections[places[section]]
-            assert isinstance(dense, DenseSum)
-            found.append(dense.piece(first, size))
-        return found
 
     # Clipping
 
-    def _clip(self, of: _Round, model: UpdateModel) -> float:
+    def _clip(self, of: _Round) -> float:
         if of.clip is None:
             of.clip = 1.0
-            if of.divisor and model.optimizer.clip_norm is not None:
-                of.clip = model.optimizer.clip_scale(self._sum_of_squares(of, model))
+            if of.divisor and of.model.optimizer.clip_norm is not None:
+                of.clip = of.model.optimizer.clip_scale(self._sum_of_squares(of))
         return of.clip
 
-    def _sum_of_squares(self, of: _Round, model: UpdateModel) -> float:
+    def _sum_of_squares(self, of: _Round) -> float:
         """Returns the sum of the squares of the mean: of the parts and then the tables, added in their order."""
-        of_tables = [self._rows_of(of, model)[leaf].squares for leaf in model.tables]
-        numbers = range(len(model.parts))
+        of_tables = [of.rows[leaf].squares for leaf in of.model.tables]
+        numbers = range(len(of.model.parts))
         if of.has_updaters:
             keys = [self._gradients.squares(of.digest, number) for number in numbers]
             found: list[float | None] = []
@@ -336,7 +336,7 @@ class Committer:
 
             if not self._wait(len(keys), look):
                 return added_in_order([*[square for square in found if square is not None], *of_tables])
-        computed = [model.squares(self._elements(of, model, number), of.divisor) for number in numbers]
+        computed = [of.model.squares(of.elements(number), of.divisor) for number in numbers]
         return added_in_order([*computed, *of_tables])
 
     # Parts
@@ -368,11 +368,11 @@ class Committer:
             if not self._wait(len(missing), look):
                 self._patience.succeed()
                 return ()
-        elements = {number: self._elements(of, model, number) for number in missing}
+        elements = {number: of.elements(number) for number in missing}
         try:
             self._values.fetch(update.before, missing)
         except PartMissingError as error:
-            raise self._part_lost(update.before, error) from None
+            raise part_lost(update.before.record, error) from None
         store: list[tuple[int, Command]] = []
         for number in missing:
             values = self._values.computed(number, version)
@@ -415,14 +415,6 @@ class Committer:
         """Returns which of some parts are not there. In partitions, the others stay from now on."""
         wanted = {number: model.keys_of(version, number, model.sorts) for number in numbers}
         return lacking(self._transport, wanted, stay=bool(model.keys.partitions))
-
-    def _part_lost(self, before: UpdateRecord, error: PartMissingError) -> DataLossError:
-        return DataLossError(
-            f"parameters {shown(before.model.keys.name)}: part {error.args[0]} of step {before.step} is lost: "
-            f"its node failed, and a replica that lagged behind has taken its place, or the part was {EVICTED} or "
-            "removed by hand",
-            part=error.args[0],
-        )
 
 
 def _square(reply: object) -> float | None:

@@ -132,12 +132,12 @@ def _version(version: str, follows: Follows, record: ParameterRecord | None, who
         arrays = {leaf: [of_sort[leaf] for of_sort in of_sorts] for leaf in model.tables}
         tables = brought_tables(model, version, step, Manifest(()), arrays=arrays, rows={})
     before = Manifest(()) if record is None else record.manifest(schema)
-    earlier = before.blobs(stored if record is None else schema.stored(record.encoding))
-    change = retire(manifest_of(model, version, step, tables), stored, earlier, before.retired)
+    stored_before = stored if record is None else schema.stored(record.encoding)
+    change = retire(manifest_of(model, version, step, tables), stored, before, stored_before)
     if model.is_mean:
         # The log of means ends before this version, or begins after it.
         log = before.log if follows.replaces else ()
-        gone = [*earlier.values(), *(() if log else before.retired)]
+        gone = [*before.blobs(stored_before).values(), *(() if log else before.retired)]
         change = Change(replace(change.manifest, retired=log), gone, gone)
     return Version(
         id=version,

@@ -11,7 +11,6 @@ If the server loses parts of the version that is published, a chief asks for the
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Sequence
 
 from redisacc._arrays.validation import Array
@@ -27,8 +26,6 @@ from redisacc.errors import CorruptDataError, NotFoundError
 
 logger = logging.getLogger("redisacc")
 
-# The most orders that wait to be looked at. Any client can send them; the chief does without those that are lost.
-MOST_ORDERS = 16
 # The expiry of a sum of squares, in milliseconds.
 SQUARES_MS = 60_000
 
@@ -49,7 +46,8 @@ class PartUpdater:
         self._values = VersionValues(transport)
         # Whether the record may have changed since it was read.
         self._is_outdated = True
-        self._orders: deque[str] = deque(maxlen=MOST_ORDERS)
+        # The last order that was heard, and not looked at yet; "": none. A later one takes the place of an earlier one.
+        self._heard = ""
         # The id of the version whose parts a chief asks for; "": none.
         self._wanted = ""
         # Number of a part → the digest of the gradients whose sum it is, and the sum, for an order.
@@ -68,7 +66,7 @@ class PartUpdater:
     @property
     def has_work(self) -> bool:
         """Whether something was heard that is still to be used."""
-        return bool(self._orders) or self.is_asked or (self._is_outdated and bool(self._numbers))
+        return bool(self._heard) or self.is_asked or (self._is_outdated and bool(self._numbers))
 
     @property
     def is_asked(self) -> bool:
@@ -88,7 +86,7 @@ class PartUpdater:
         if event is not None and (version := parse_wanted(event)) is not None:
             self._wanted = version
         elif event is not None and event.startswith("order "):
-            self._orders.append(event)
+            self._heard = event
         else:
             self._is_outdated = True
         return self.has_work
@@ -110,7 +108,7 @@ class PartUpdater:
         self._record, self._is_outdated = None, True
         self._values = VersionValues(self._transport)
         self._sums.clear()
-        self._orders.clear()
+        self._heard = ""
         self._order = None
 
     def work(self) -> None:
@@ -121,8 +119,9 @@ class PartUpdater:
         """
         if self._numbers:
             self._refresh()
-        while self._orders:
-            self._obey(self._orders.popleft())
+        event, self._heard = self._heard, ""
+        if event:
+            self._obey(event)
 
     def exists(self) -> bool:
         """Returns whether there is an optimizer that updates the parameters.

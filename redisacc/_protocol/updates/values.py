@@ -13,7 +13,7 @@ from redisacc._format.buffered import PartMissingError
 from redisacc._format.parameter_record import Manifest, kept_in, tables_of
 from redisacc._format.update_order import Order, wanted
 from redisacc._protocol.parameters.tables import fetch_tables
-from redisacc._protocol.parts.fetch import STATED_BY, WholeParts, are_there, check_parts, lacking
+from redisacc._protocol.parts.fetch import STATED_BY, are_there, check_parts, fetch_parts, lacking
 from redisacc._protocol.updates.model import PartValues, UpdateModel
 from redisacc._protocol.updates.record import KnownVersion, UpdateRecord
 from redisacc._protocol.updates.tables import (
@@ -245,11 +245,11 @@ class VersionValues:
 
     def _fetch(self, model: UpdateModel, numbers: Iterable[int]) -> None:
         found: dict[int, dict[str, Array]] = {}
-        arrivals = WholeParts(model.keys.homes, STATED_BY, lanes=1)
+        parts = []
         for number in numbers:
             found[number] = {sort: np.empty(model.lengths[number], np.uint8) for sort in model.full_sorts}
             for (key, _), memory in zip(self._keys(model, number), found[number].values(), strict=True):
-                arrivals.expect(key, number, memory)
+                parts.append((key, number, memory))
         if found:
-            self._transport.fetch(arrivals)
+            fetch_parts(self._transport, model.keys, parts)
             self._parts.update(found)
