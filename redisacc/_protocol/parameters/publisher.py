@@ -256,20 +256,16 @@ class Publisher:
                 raise
             return None
 
-    def check_partitions(self, keys: ParameterKeys) -> None:
-        """Raises InvalidArgumentError if parameters have another number of partitions than the caller has asked for."""
-        if self._has_other_partitions(keys):
-            raise InvalidArgumentError(
-                f"parameters {shown(keys.name)} were created as something else: their number of partitions is "
-                f"{len(keys.partitions) or 1}, not {self._partitions}"
-            )
+    def check_partitions(self, keys: ParameterKeys, *, begun: bool = False) -> None:
+        """Raises InvalidArgumentError if parameters have another number of partitions than the caller has asked for.
 
-    def _has_other_partitions(self, keys: ParameterKeys) -> bool:
-        return isinstance(self._partitions, int) and self._partitions != (len(keys.partitions) or 1)
-
-    def _check_begun(self, keys: ParameterKeys) -> None:
-        """Does the same as ``check_partitions`` if somebody has only begun to publish the first version."""
-        if self._has_other_partitions(keys):
+        Args:
+            keys: their keys.
+            begun: whether somebody has only begun to publish the first version.
+        """
+        if not isinstance(self._partitions, int) or self._partitions == (len(keys.partitions) or 1):
+            return
+        if begun:
             left_ms = self._transport.call("PTTL", keys.record)
             raise InvalidArgumentError(
                 f"another process has begun to publish parameters {shown(keys.name)} with {len(keys.partitions)} "
@@ -277,6 +273,10 @@ class Publisher:
                 "partitions; or, if that process has ended, delete() the parameters, or wait "
                 f"{seconds_text(left_ms / 1000)}, until its attempt expires"
             )
+        raise InvalidArgumentError(
+            f"parameters {shown(keys.name)} were created as something else: their number of partitions is "
+            f"{len(keys.partitions) or 1}, not {self._partitions}"
+        )
 
     def _first(self, wanted: Wanted, *, restores: bool) -> tuple[str, ParameterKeys]:
         """Returns the incarnation that parameters get with their first version, and their keys."""
@@ -289,7 +289,7 @@ class Publisher:
                 raise refused(OF_PARAMETERS["replaced"], self._keys)
         if begun is not None:
             # Somebody else is publishing the first version, or died while publishing it.
-            self._check_begun(begun[1])
+            self.check_partitions(begun[1], begun=True)
             return begun
         name, slot_map = self._keys.name, None
         if self._partitions in (None, 1):

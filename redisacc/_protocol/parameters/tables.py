@@ -7,8 +7,8 @@ import numpy as np
 from redisacc._arrays.sums import put_rows
 from redisacc._arrays.validation import Array
 from redisacc._format.leaves import Schema, arrays_in
-from redisacc._format.parameter_record import INDEX_BYTES, ParameterRecord, check_kept, is_needed, tables_of
-from redisacc._protocol.parameters.update import parsed_rows
+from redisacc._format.parameter_record import ParameterRecord, check_kept, is_needed, tables_of
+from redisacc._protocol.parameters.update import rows_in
 from redisacc._protocol.parts.fetch import fetched_blobs
 from redisacc._wire.transport import Transport
 
@@ -52,17 +52,14 @@ def fetch_tables(
         found.update({leaf: [array[leaf] for array in arrays] for leaf in leaves})
     for of_rows in rows:
         of_state = np.split(bytes_of[kept[of_rows.id].id], number) if number else []
-        start = begin = 0
-        for leaf, count in of_rows.counts:
-            of = schema.leaves[leaf]
-            stop, end = start + count * (INDEX_BYTES + stored.leaves[leaf].row_bytes), begin + count * of.row_bytes
-            sent = parsed_rows(
-                bytes_of[of_rows.id][start:stop], count, stored.leaves[leaf], record.keys.part(of_rows.id, 0)
-            )
+        begin, where = 0, record.keys.part(of_rows.id, 0)
+        for leaf, sent in rows_in(of_rows, bytes_of[of_rows.id], stored, where):
+            of, count = schema.leaves[leaf], len(sent.indices)
+            end = begin + count * of.row_bytes
             if whole_at[leaf] < of_rows.step:
                 new = [sent.rows.reshape(-1)] if weights else []
                 new += [of_array[begin:end] for of_array in of_state]
                 for array, values in zip(found[leaf], new, strict=True):
                     put_rows(array, sent.indices, values.view(of.given).reshape(count, *of.shape[1:]))
-            start, begin = stop, end
+            begin = end
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -171,15 +171,10 @@ class Update:
         """Returns for each leaf the rows that have changed since its value was whole, the oldest first."""
         found: dict[int, list[Rows]] = {}
         for blob, data in zip(self._rows, self._changes, strict=True):
-            start = 0
-            for leaf, count in blob.counts:
-                stored, given = self._stored.leaves[leaf], self._schema.leaves[leaf]
-                end = start + count * (INDEX_BYTES + stored.row_bytes)
-                rows = parsed_rows(data[start:end], count, stored, self._where(blob))
-                start = end
+            for leaf, rows in rows_in(blob, data, self._stored, self._where(blob)):
                 if self._since[leaf] < blob.step:
-                    wide = Rows(rows.indices, _widened(rows.rows, stored, given))
-                    found.setdefault(leaf, []).append(wide)
+                    wide = _widened(rows.rows, self._stored.leaves[leaf], self._schema.leaves[leaf])
+                    found.setdefault(leaf, []).append(Rows(rows.indices, wide))
         return found
 
     def _where(self, blob: FullBlob | RowsBlob) -> str:
@@ -202,16 +197,29 @@ def _needed(
     return needed, since
 
 
-def parsed_rows(data: Array, count: int, leaf: Leaf, where: str) -> Rows:
-    """Returns rows of a leaf, given their bytes: all indices, and then all rows."""
-    # A copy, because rows of single bytes leave the indices of the next leaf unaligned.
-    indices = np.frombuffer(data[: count * INDEX_BYTES].tobytes(), _INDEX)
-    if indices[0] < 0 or indices[-1] >= leaf.shape[0] or not np.all(indices[1:] > indices[:-1]):
-        raise CorruptDataError(f"{where}: indices that are not ascending, or not below {leaf.shape[0]}")
-    rows = data[count * INDEX_BYTES :].reshape(count, -1)
-    if leaf.dtype == "bool":
-        _check_boolean(rows, where)
-    return Rows(indices, rows)
+def rows_in(blob: RowsBlob, data: Array, stored: Schema, where: str) -> Iterator[tuple[int, Rows]]:
+    """Yields the leaves in a blob of rows, and their rows.
+
+    Args:
+        blob: the blob.
+        data: its bytes: of each leaf, all indices, and then all rows.
+        stored: the schema of the leaves in blobs.
+        where: the key of its first part, for messages.
+
+    Raises:
+        CorruptDataError: redisacc did not write it.
+    """
+    for number, count in blob.counts:
+        leaf = stored.leaves[number]
+        # A copy, because rows of single bytes leave the indices of the next leaf unaligned.
+        indices = np.frombuffer(data[: count * INDEX_BYTES].tobytes(), _INDEX)
+        if indices[0] < 0 or indices[-1] >= leaf.shape[0] or not np.all(indices[1:] > indices[:-1]):
+            raise CorruptDataError(f"{where}: indices that are not ascending, or not below {leaf.shape[0]}")
+        end = count * (INDEX_BYTES + leaf.row_bytes)
+        rows, data = data[count * INDEX_BYTES : end].reshape(count, -1), data[end:]
+        if leaf.dtype == "bool":
+            _check_boolean(rows, where)
+        yield number, Rows(indices, rows)
 
 
 def check_booleans(schema: Schema, leaves: Iterable[int], offsets: Mapping[int, int], data: Array, where: str) -> None:
