@@ -715,7 +715,7 @@ class Step(Stream):
         super().begin(opener)
 
     def do(self, scene):
-        self.worker.apply(self.gradient)
+        self.worker.apply(self.gradient, metrics={"loss": self.step})
         next(self.rounds)
         self.chief.publish({path: leaf + 1 for path, leaf in self.chief.parameters.items()})
 
@@ -731,6 +731,8 @@ class Step(Stream):
     def again(self, scene):
         step, weights = scene.open_directly(redisacc.Parameters, NAME).latest()
         assert (step, value_of(weights)) == (self.chief.step, self.chief.step)
+        # Each step is in the history once.
+        assert [(past.step, past.metrics) for past in self.chief.history()] == [(n, {"loss": n}) for n in range(step)]
 
     def end(self, scene):
         scene.pass_time()

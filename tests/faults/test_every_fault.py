@@ -38,7 +38,7 @@ USUAL = {
     ],
     "killed": [
         *("apply", "apply in partitions", "make room in partitions", "take", "open", "stream in partitions"),
-        "publish in partitions",
+        *("publish in partitions", "step"),
     ],
     "stopped": ["apply inline", "take inline"],
     "suspended": [
@@ -59,7 +59,7 @@ SLOW = [
         ["broken"],
         [
             *("apply encoded", "apply in parts", "apply a tree in parts", "take inline", "take large", "take in vain"),
-            *("set the step", "look", "publish large", "delete parameters"),
+            *("set the step", "look", "publish large", "delete parameters", "step"),
         ],
     ),
     *itertools.product(

@@ -198,6 +198,33 @@ _READERS = {
 }
 
 
+# All keys at one moment: what each holds, and how long it will last. One script, because clients change them meanwhile.
+KEPT = """
+local kept = {}
+for number, key in ipairs(redis.call('KEYS', '*')) do
+  kept[number] = {key, redis.call('DUMP', key), redis.call('PTTL', key)}
+end
+return kept
+"""
+
+
+class Snapshot:
+    """What a server holds at this moment, or if ``lasting``, of that what does not expire, as leases do."""
+
+    def __init__(self, client, *, lasting=False):
+        self._client = client
+        self._kept = [kept for kept in client.eval(KEPT, 0) if kept[2] < 0 or not lasting]
+
+    def restore(self, *, alone=True):
+        """Makes the server hold it again, and unless ``alone`` is false, nothing else, as after a restart."""
+        with self._client.pipeline() as pipeline:
+            if alone:
+                pipeline.flushall()
+            for key, data, left in self._kept:
+                pipeline.restore(key, max(left, 0), data, replace=True)
+            pipeline.execute()
+
+
 def contents(client):
     """Returns the contents of a database in comparable form. `client` replies in bytes.
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support.moved_clock import server_ms
 from support.proxy import Fault, proxy_before_server
+from support.servers import Snapshot
 from support.training_options import grouped
 
 import redisacc
@@ -83,12 +84,6 @@ class Training:
         """Runs the loop of a chief that adds gradients to its parameters."""
         for taken in chief.rounds(until=until):
             chief.publish({"w": chief.parameters["w"] + taken.gradient["w"]})
-
-    def chief_deletes(self):
-        """Deletes the training, as `redisacc rm` does."""
-        self.gradients().delete()
-        with redisacc.Parameters("train", redis=self.client) as parameters:
-            parameters.delete()
 
     def close(self):
         for one in self._opened:
@@ -170,16 +165,6 @@ def reducing(training, background, until):
         one.close()
 
 
-# All keys at one moment: what each holds, and how long it will last.
-KEPT = """
-local kept = {}
-for number, key in ipairs(redis.call('KEYS', '*')) do
-  kept[number] = {key, redis.call('DUMP', key), redis.call('PTTL', key)}
-end
-return kept
-"""
-
-
 class Losses:
     """Takes data from the server that a process reaches through a proxy, and again while they are being restored."""
 
@@ -204,16 +189,7 @@ class Losses:
 
     def keep(self):
         """From now on, the server goes back to the data that it has now, as after a restart."""
-        kept = self._client.eval(KEPT, 0)
-
-        def lose():
-            with self._client.pipeline() as pipeline:
-                pipeline.flushall()
-                for key, data, left in kept:
-                    pipeline.restore(key, max(left, 0), data)
-                pipeline.execute()
-
-        self.lose = lose
+        self.lose = Snapshot(self._client).restore
 
     def only(self, pattern):
         """From now on, only keys with such names are lost."""

@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
 import sys
 
 import numpy as np
@@ -251,30 +250,6 @@ with redisacc.Worker("train", number=0, redis=sys.argv[1]) as worker:
 """
 
 
-TERMINATED = """
-import signal, sys
-import redisacc
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-with redisacc.Worker("train", redis=sys.argv[1]) as worker:
-    print(worker.number, flush=True)
-    for step, parameters in worker.steps():
-        pass
-"""
-
-
-@pytest.mark.slow
-def test_a_process_that_turns_sigterm_into_an_exit_gives_its_lease_back(training, real_server, until):
-    """As the documentation recommends. It waits for parameters, which are never published."""
-    with subprocess.Popen(
-        [sys.executable, "-c", TERMINATED, real_server.url], stdout=subprocess.PIPE, text=True
-    ) as worker:
-        assert worker.stdout.readline() == "0\n"
-        assert list(training.leases) == ["worker 0"]
-        worker.terminate()
-        assert worker.wait(30) == 143
-    assert training.leases == {}
-
-
 def test_a_process_that_was_stopped_for_longer_than_its_lease(training, real_server, clock):
     chief = training.chief()
     with WarmPython(["-c", PROGRAM, real_server.url], stdin=PIPE, stderr=sys.stderr, text=True, env=clock.env) as old:
@@ -340,26 +315,6 @@ def test_a_worker_that_waits_for_its_chief_takes_its_lease_again_when_the_server
     until(lambda: list(training.leases) == ["worker 0"])
     training.lead(training.chief(), 1)
     one.join()
-
-
-@pytest.mark.forges
-def test_a_crew_that_somebody_else_has_written(training):
-    for entry in (b"", b"one", b"one 12 w", b"one two p w", b"one -1 p w", b"one " + b"9" * 16 + b" p w", b"one 12 p "):
-        training.client.hset("redisacc:{train}:crew", "worker 0", entry)
-        with pytest.raises(redisacc.CorruptDataError, match=r"redisacc:\{train\}:crew: b'worker 0' holds"):
-            training.worker()
-    training.client.delete("redisacc:{train}:crew")
-    training.client.hset("redisacc:{train}:crew", b"cook\x1b", "one 1 p w")
-    with pytest.raises(redisacc.CorruptDataError, match=r"crew: b'cook\\x1b' holds b'one 1 p w'"):
-        training.worker()
-    # Whoever knows his number does not look at others.
-    training.worker(4)
-    training.client.delete("redisacc:{train}:crew")
-    training.client.set("redisacc:{train}:crew", "x")
-    with pytest.raises(redisacc.CorruptDataError):
-        training.worker()
-    with pytest.raises(redisacc.CorruptDataError):
-        training.chief()
 
 
 def test_a_lease_of_a_dead_predecessor_comes_back_with_older_data(training):

@@ -374,41 +374,12 @@ def test_a_worker_learns_how_many_workers_there_are(training, background, caplog
     assert seen == [1, 1]
 
 
-@pytest.mark.forges
-@pytest.mark.parametrize("value", ["", "0", "-1", "x", "9" * 19])
-def test_a_number_of_workers_that_somebody_else_has_written(training, value):
-    training.chief()
-    training.client.hset("redisacc:{train}:parameters", "workers", value)
-    with pytest.raises(redisacc.CorruptDataError, match="workers holds"):
-        _ = training.worker().workers
-
-
 @pytest.mark.slow
 def test_a_worker_that_waits_for_the_number_of_workers_may_lose_its_own(training):
     worker = training.worker(0)
     training.give_lease("worker 0", "host:9", 60_000)
     with pytest.raises(redisacc.ConflictError, match="host:9"):
         _ = worker.workers
-
-
-def test_a_backup_worker_has_a_share_of_its_own(training, background):
-    chief = training.chief(workers=5, quorum=4)
-    assert (chief.workers, "workers=5" in repr(chief)) == (5, True)
-    rounds = chief.rounds(until=1)
-    taking = background(next, rounds)
-    every = [training.worker(number) for number in range(5)]
-    for one in every:
-        next(one.steps())
-    assert [one.workers for one in every] == [5] * 5
-    shares = [range(23)[one.number :: one.workers] for one in every]
-    assert sorted(index for share in shares for index in share) == list(range(23))
-    # A step does not wait for the slowest one.
-    for one in every[1:]:
-        assert taking.running
-        assert one.apply({"w": [1, 1]}).outcome == "applied"
-    assert taking.result().num_accumulated == 4
-    chief.publish(chief.parameters)
-    assert every[0].apply({"w": [1, 1]}).outcome == "stale"
 
 
 def test_a_training_that_is_deleted(training, until):

@@ -7,42 +7,13 @@ import threading
 import numpy as np
 import pytest
 from support.selection import ONE_NODE
+from support.servers import Snapshot
 
 import redisacc
 from redisacc import embedded
 
 # Older data are restored by a transaction that begins with FLUSHALL.
 pytestmark = [pytest.mark.servers(*ONE_NODE), pytest.mark.usefixtures("time_runs")]
-
-
-# All keys that do not expire, and what they hold. One script, because workers apply meanwhile: keys that were read one
-# after the other would be of different moments, as no server would ever hold them.
-DUMP = """
-local found = {}
-for _, key in ipairs(redis.call("KEYS", "*")) do
-  if redis.call("PTTL", key) < 0 then
-    found[#found + 1] = key
-    found[#found + 1] = redis.call("DUMP", key)
-  end
-end
-return found
-"""
-
-
-class Snapshot:
-    """What a server held at one moment. `restore` makes it hold that again, like a restart from older data."""
-
-    def __init__(self, client):
-        self._client = client
-        found = client.eval(DUMP, 0)
-        self._dumps = dict(zip(found[::2], found[1::2], strict=True))
-
-    def restore(self):
-        with self._client.pipeline(transaction=True) as pipe:
-            pipe.flushall()
-            for key, dump in self._dumps.items():
-                pipe.restore(key, 0, dump)
-            pipe.execute()
 
 
 @pytest.fixture
@@ -96,13 +67,13 @@ def test_it_is_restarted_from_older_data_after_the_last_step(training, at_step):
     assert training.client.hlen("redisacc:{train}:taken") == 0
 
 
-@pytest.fixture
-def chief_waits(training, background, until, proxy):
-    """Returns a chief that waits at step 4, its worker, the worker's steps, and a snapshot of step 2."""
+def test_a_gradient_that_the_chief_throws_away_with_older_ones_is_applied_again(
+    training, background, until, proxy, caplog
+):
+    """It comes after the chief has set the step, and before it looks whether gradients of earlier steps are there."""
     chief = training.chief(redis=proxy.where)
     worker = training.worker()
-    steps = worker.steps()
-    rounds = chief.rounds()
+    steps, rounds = worker.steps(), chief.rounds()
     for step in range(4):
         if step == 2:
             training.client.hdel("redisacc:{train}:parameters", "workers")
@@ -114,28 +85,6 @@ def chief_waits(training, background, until, proxy):
     waiting = background(next, rounds)
     until(lambda: training.client.zcard("redisacc:{train}:queue"))
     assert next(steps)[0] == 4
-    return chief, waiting, worker, steps, kept
-
-
-def test_it_is_restarted_from_older_data_while_the_chief_waits(training, background, until, chief_waits):
-    _, waiting, worker, steps, kept = chief_waits
-    kept.restore()
-    # The chief makes the server agree with it.
-    until(lambda: training.record.get(b"global_step") == b"4")
-    # Also about how many workers there are.
-    assert worker.workers == 1
-    worker.apply({"w": [7, 7]})
-    # The chief may still be throwing away what is older, and this with it. The loop applies it again.
-    background(next, steps)
-    taken = waiting.result()
-    assert (taken.global_step, taken.gradient["w"].tolist()) == (4, [7, 7])
-
-
-def test_a_gradient_that_the_chief_throws_away_with_older_ones_is_applied_again(
-    training, background, chief_waits, proxy, caplog
-):
-    """It comes after the chief has set the step, and before it looks whether gradients of earlier steps are there."""
-    _, waiting, worker, steps, kept = chief_waits
     has_come = threading.Event()
 
     def apply():
@@ -153,6 +102,8 @@ def test_a_gradient_that_the_chief_throws_away_with_older_ones_is_applied_again(
     assert (
         "the gradient of step 4 is not in the round, because the server has lost it; applying it again" in caplog.text
     )
+    # The chief has made the server agree with it, also about how many workers there are.
+    assert worker.workers == 1
 
 
 def test_older_gradients_that_come_back_are_not_used(training, background, until):
@@ -231,33 +182,23 @@ def test_a_worker_goes_back_with_the_parameters(training, background, until, cap
         other.publish({"w": other.parameters["w"] + taken.gradient["w"]})
 
 
-@pytest.mark.parametrize("deleted", [False, True])
-def test_both_wait_when_the_server_is_emptied(training, background, until, caplog, deleted):
+def test_waits_end_when_the_training_is_deleted(training, background, until):
     chief, worker = training.chief(), training.worker()
     steps = worker.steps()
     next(steps)
     rounds = chief.rounds()
     waiting = [background(next, rounds), background(next, steps)]
     until(lambda: training.client.zcard("redisacc:{train}:queue"))
-    if deleted:
-        training.chief_deletes()
-        for one in waiting:
-            with pytest.raises(redisacc.NotFoundError, match="deleted"):
-                one.result()
-        with pytest.raises(redisacc.NotFoundError):
-            worker.apply({"w": [1, 1]})
-        return
-    training.client.flushall()
-    until(lambda: "the server has lost this run: it was flushed" in caplog.text)
-    until(lambda: training.client.exists("redisacc:{train}:parameters"))
-    worker.apply({"w": [3, 4]})
-    assert waiting[0].result().gradient["w"].tolist() == [3, 4]
-    chief.publish({"w": np.ones(2, np.int64)})
-    assert waiting[1].result()[0] == 1
-    assert worker.workers == 1
+    training.gradients().delete()
+    redisacc.Parameters("train", redis=training.client).delete()
+    for one in waiting:
+        with pytest.raises(redisacc.NotFoundError, match="deleted"):
+            one.result()
+    with pytest.raises(redisacc.NotFoundError):
+        worker.apply({"w": [1, 1]})
 
 
-def test_another_handle_continues_after_a_loss(training, background, until):
+def test_another_handle_continues_after_a_loss(training, background, until, caplog):
     chief = training.chief()
     with redisacc.Parameters("train", redis=training.client) as parameters:
         assert parameters.latest()[0] == 0
@@ -268,6 +209,7 @@ def test_another_handle_continues_after_a_loss(training, background, until):
         waiting = background(next, rounds)
         until(lambda: training.client.exists("redisacc:{train}:parameters"))
         assert parameters.latest()[0] == 0
+        assert "the server has lost this run: it was flushed" in caplog.text
         chief.close()
         with pytest.raises(redisacc.CancelledError):
             waiting.result()
@@ -457,7 +399,7 @@ def test_older_data_have_an_accumulator_that_this_chief_never_opened(training):
     rounds = first.rounds()
     next(rounds)
     first.publish({"w": [1, 1]})
-    kept = Snapshot(training.client)
+    kept = Snapshot(training.client, lasting=True)
     training.client.flushall()
     next(rounds)
     first.publish({"w": [2, 2]})

@@ -1,11 +1,9 @@
 """A training whose processes are all the same: one of them leads, and any of them may die, leave or fail."""
 
+import contextlib
 import hashlib
-import signal
 import sys
 import threading
-import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -86,90 +84,26 @@ def test_all_work_and_one_leads(join, background, parameters, real_client):
         every[1].latest()
 
 
-@dataclass
-class Processes:
-    """Processes of one training. At some steps, the one that leads is killed with others, and all start again.
-
-    Attributes:
-        endings: what each process that has reached the end says: the step, and the digest of the parameters.
-        killed: the place of each process that was killed.
-    """
-
-    url: str
-    until: int
-    crew: int
-    kills: set[int]
-    others: int = 0
-    endings: list[tuple[str, ...]] = field(default_factory=list)
-    killed: list[int] = field(default_factory=list)
-
-    def __post_init__(self):
-        self._lock = threading.Lock()
-        self._running = [self._start() for _ in range(self.crew)]
-        self._codes = []
-
-    def _start(self):
-        return WarmPython([PROGRAM, self.url, str(self.until), str(self.crew)], stderr=sys.stderr, text=True)
-
-    def run(self, timeout):
-        """Blocks until all have ended. Returns their exit codes."""
-        threads = [threading.Thread(target=self._follow, args=[place]) for place in range(self.crew)]
-        try:
-            for one in threads:
-                one.start()
-            deadline = time.monotonic() + timeout
-            for one in threads:
-                one.join(max(deadline - time.monotonic(), 0))
-            return self._codes
-        finally:
-            self.kills.clear()
-            for one in self._running:
-                one.kill()
-            for one in threads:
-                one.join()
-
-    def _follow(self, place):
-        while True:
-            process = self._running[place]
-            for line in process.stdout:
-                what, step, *digest = line.split()
-                if what == "ends":
-                    self.endings.append((step, *digest))
-                elif what == "leads" and self._is_due(int(step)):
-                    for further in range(self.others + 1):
-                        self._running[(place + further) % self.crew].kill()
-            process.stdout.close()
-            code = process.wait()
-            if code != -signal.SIGKILL or not self.kills | set(self.killed):
-                self._codes.append(code)
-                return
-            self.killed.append(place)
-            self._running[place] = self._start()
-
-    def _is_due(self, step):
-        with self._lock:
-            due = {one for one in self.kills if one <= step}
-            self.kills -= due
-        return bool(due)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("crew", "others"),
-    [
-        pytest.param(CREW, 0, id="three"),
-        # Each is killed with others of the crew, so that a step waits for several that start.
-        pytest.param(64, 9, id="sixty-four", marks=[pytest.mark.thorough, pytest.mark.timeout(300)]),
-    ],
-)
-def test_processes_that_are_killed_change_no_bit(crew, others, real_server, parameters):
-    """The one that leads is killed at some steps, and started again."""
-    until = 40
-    every = Processes(real_server.url, until, crew, {10, 20}, others)
-    assert every.run(240) == [0] * crew
-    assert len(every.killed) == 2 * (others + 1)
-    expected = local(parameters, until, crew).parameters["w"].tobytes()
-    assert every.endings == [(str(until), hashlib.sha256(expected).hexdigest())] * crew
+def test_a_process_that_is_killed_while_it_leads_changes_no_bit(real_server, parameters):
+    """Another one leads, and one that is started again works in its place."""
+
+    with contextlib.ExitStack() as started:
+
+        def start():
+            one = WarmPython([PROGRAM, real_server.url, "60", str(CREW)], stderr=sys.stderr, text=True)
+            started.callback(one.kill)
+            return one
+
+        every = [start() for _ in range(CREW)]
+        leads = [next(line for line in one.stdout if " 10" in line) for one in every].index("leads 10\n")
+        every[leads].kill()
+        every[leads].communicate(timeout=20)
+        every[leads] = start()
+        ends = [one.communicate(timeout=60)[0].splitlines()[-1] for one in every]
+        assert [one.returncode for one in every] == [0] * CREW
+    digest = hashlib.sha256(local(parameters, 60).parameters["w"].tobytes()).hexdigest()
+    assert ends == [f"ends 60 {digest}"] * CREW
 
 
 def test_the_one_that_leads_restores_what_the_server_has_lost(join, background, parameters, real_client, durations):
@@ -388,24 +322,6 @@ def test_one_that_stood_still_stands_by_again(join, training, until, parameters,
     assert local(parameters, 5, crew=1).parameters["w"].tobytes() == one.latest()[1]["w"].tobytes()
 
 
-def test_a_chief_that_stands_by_takes_over(training, background, until, caplog):
-    caplog.set_level("INFO")
-    first = training.chief()
-    successor = background(lambda: training.chief(standby=True))
-    until(lambda: "is the chief; standing by to follow it" in caplog.text)
-    one = training.work()
-    for taken in first.rounds():
-        first.publish({"w": first.parameters["w"] + taken.gradient["w"]})
-        if first.step == 2:
-            break
-    first.close()
-    second = successor.result(60)
-    assert second.step == 2
-    training.lead(second, 4)
-    assert one.result(60) == (0, [0, 1, 2, 3])
-    assert second.parameters["w"].tolist() == [4, 6]
-
-
 def test_a_publication_that_comes_later_than_those_of_a_successor(training, proxy):
     """It left before the network was away for longer than the lease, so nothing had said that the lease is lost."""
     first = training.chief(redis=proxy.url)
@@ -425,28 +341,6 @@ def test_a_publication_that_comes_later_than_those_of_a_successor(training, prox
     rounds.close()
     assert one.result(60) == (0, [0, 1, 2])
     assert successors[0].parameters["w"].tolist() == [3, 3]
-
-
-@pytest.mark.parametrize("optimizer", [SGD(0.5), None], ids=["optimizer", "update"])
-def test_in_an_event_loop(real_client, optimizer):
-    import asyncio
-
-    import redisacc.asyncio
-
-    how = {"optimizer": optimizer} if optimizer else {"update": lambda taken, w, _: (w - 0.5 * taken.gradient, None)}
-
-    async def main():
-        url = "redis://{host}:{port}".format(**real_client.connection_pool.connection_kwargs)
-        async with redisacc.asyncio.Training("train", np.zeros(2), workers=1, redis=url, **how) as one:
-            assert not await one.finished()
-            async for _step, w in one.steps(until=20):
-                await one.apply(w - 3)
-            assert await one.finished()
-            step, found = await one.latest()
-            await one.delete()
-            return step, found.round(3).tolist()
-
-    assert asyncio.run(main()) == (20, [3.0, 3.0])
 
 
 class Mirrored:

@@ -187,29 +187,11 @@ def ones(number, step, parameters):
     return {"w": [1, 10**number]}
 
 
-def test_a_step_gets_the_gradients_of_all_who_come_in_time(training, background):
-    chief = training.chief(workers=2, quorum=Quorum(1, 2, HOUR))
-    leading = background(training.lead, chief, 3)
-    crew = [training.work(training.worker(number), gradient=ones) for number in (0, 1)]
-    leading.result()
-    assert chief.parameters["w"].tolist() == [6, 33]
-    assert [one.result()[1] for one in crew] == [[0, 1, 2]] * 2
-
-
 def test_the_grace_ends_when_every_worker_has_contributed(training):
     chief = training.chief(workers=1, quorum=Quorum(grace=HOUR))
     one = training.work(training.worker(0), gradient=ones)
     training.lead(chief, 2)
     assert one.result()[1] == [0, 1]
-
-
-def test_a_step_goes_on_without_those_who_do_not_come(training, background):
-    chief = training.chief(workers=2, quorum=Quorum(1, 2, 0.1))
-    leading = background(training.lead, chief, 3)
-    one = training.work(training.worker(0), gradient=ones)
-    leading.result()
-    assert chief.parameters["w"].tolist() == [3, 3]
-    assert one.result()[1] == [0, 1, 2]
 
 
 def test_a_step_needs_a_weight(training, background):

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import redis
 from support.proxy import Fault
+from support.selection import thorough
+from support.servers import Snapshot
 from support.training_options import grouped
 
 import redisacc
@@ -143,6 +145,29 @@ def test_the_only_process_loses_it_again_and_again(
         assert not begin
         assert losses.number > (1 + times) * number / 2
     one.delete()
+
+
+# Each place takes some seconds, because a chief waits until all workers have claimed what they have.
+@pytest.mark.slow
+@pytest.mark.loses_data
+@pytest.mark.parametrize("after", thorough(range(0, 60, 2), usual=[6, 14, 22, 30]))
+def test_what_a_worker_hands_over_is_lost_again(training, losses, proxy, until, after):
+    """A chief that begins asks a worker for what the server has lost, and loses that while it continues with it."""
+    seen = []
+    one = training.work(gradient=lambda _, step, parameters: seen.append(step) or {"w": [1, 1]})
+    chief = training.chief()
+    rounds = chief.rounds()
+    taken = next(rounds)
+    chief.publish({"w": chief.parameters["w"] + taken.gradient["w"]})
+    rounds.close()
+    until(lambda: 1 in seen)
+    chief.close()
+    losses.begin(after)
+    chief = training.chief({"w": np.full(2, 50)}, redis=proxy.url)
+    assert (chief.step, chief.parameters["w"].tolist()) == (1, [1, 1])
+    training.lead(chief, 3)
+    assert chief.parameters["w"].tolist() == [3, 3]
+    assert one.result(60)[1][-1] == 2
 
 
 @pytest.mark.loses_data
@@ -492,17 +517,6 @@ def test_a_predecessor_publishes_just_before_its_round_is_looked_for(
     publishing.result(30)
 
 
-EVERYTHING = """
-local kept = {}
-for _, key in ipairs(redis.call("KEYS", "*")) do
-  table.insert(kept, key)
-  table.insert(kept, redis.call("PTTL", key))
-  table.insert(kept, redis.call("DUMP", key))
-end
-return kept
-"""
-
-
 def test_what_is_lost_comes_back_at_each_exchange(training, real_client, proxy, durations):
     """As if somebody else had published it: the reads of one look see different things."""
     one, after = training.work(), dict(enumerate(range(12), 1))
@@ -511,15 +525,8 @@ def test_what_is_lost_comes_back_at_each_exchange(training, real_client, proxy, 
     for taken in chief.rounds(until=until):
         chief.publish({"w": chief.parameters["w"] + taken.gradient["w"]})
         if chief.step in after:
-            kept = real_client.eval(EVERYTHING, 0)
-
-            def restore(kept=kept):
-                with real_client.pipeline() as together:
-                    for key, ms, value in zip(kept[::3], kept[1::3], kept[2::3], strict=True):
-                        together.restore(key, max(ms, 0), value, replace=True)
-                    together.execute()
-
-            proxy.when_it_happens = restore
+            kept = Snapshot(real_client)
+            proxy.when_it_happens = lambda kept=kept: kept.restore(alone=False)
             proxy.arm(Fault("request", after[chief.step], 0, "pass"))
             real_client.flushall()
     assert chief.parameters["w"].tolist() == [until, sum(range(until))]

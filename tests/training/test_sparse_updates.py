@@ -9,7 +9,7 @@ import pytest
 from support.leaks import leftovers
 from support.local_updates import LocalTraining, differences, gradient_of, state_of
 from support.selection import thorough
-from test_updates import OPTIMIZERS, SPARSE, updated, with_tables
+from test_updates import SPARSE, updated, with_tables
 
 import redisacc
 from redisacc.optim import SGD, Adam, AdamW
@@ -67,37 +67,14 @@ def test_versions_bring_rows_for_many_steps(updated, until, partitions, encoding
 @pytest.mark.parametrize(
     "model",
     [
-        np.ones((50, 2)),
         {"a": np.ones((50, 2), np.float32), "b": np.ones((9, 3))},
         {"a": np.zeros((0, 2)), "b": np.zeros((3, 0), np.float32), "c": np.ones(2)},
     ],
-    ids=["one table", "tables only", "empty tables"],
+    ids=["tables only", "empty tables"],
 )
-@pytest.mark.parametrize("optimizer", [SGD(0.1), OPTIMIZERS["adamw ema"]], ids=["sgd", "adamw ema"])
-def test_trees_without_dense_leaves(training, optimizer, model, partitions):
-    is_array = isinstance(model, np.ndarray)
-    sparse = ["w"] if is_array else ["a", "b"]
-    tree = {"w": model} if is_array else model
-    if optimizer.no_decay:
-        optimizer = AdamW(0.01, ema=0.99, clip_norm=1.0)
-    gradient = functools.partial(gradient_of, sparse=sparse)
-
-    def compute(number, step, found):
-        gradients = gradient(number, step, {"w": found} if is_array else found)
-        return gradients["w"] if is_array else gradients
-
-    chief = training.chief(
-        model, optimizer=optimizer, sparse=is_array or sparse, partitions=partitions, reduction_type="MEAN"
-    )
-    worker = training.work(gradient=compute)
-    for _ in chief.updates(until=4):
-        pass
-    worker.result(20)
-    local = LocalTraining(optimizer, tree, gradient=gradient).train(4)
-    found, state = chief.latest()[1], state_of(chief)
-    if is_array:
-        found, state = {"w": found}, {slot: {"w": leaf} for slot, leaf in state.items()}
-    assert differences(local, found, state) == []
+@pytest.mark.parametrize("optimizer", [SGD(0.1), AdamW(0.01, ema=0.99, clip_norm=1.0)], ids=["sgd", "adamw ema"])
+def test_trees_without_dense_leaves(updated, optimizer, model, partitions):
+    updated(optimizer, model, sparse=("a", "b"), partitions=partitions, weights=(1.0,)).run(4)
 
 
 def test_rows_of_a_table_that_was_brought_whole_since(training):

@@ -28,13 +28,6 @@ def gradient_of(number):
     return {path: rng.normal(size=shape).astype(np.float32) for path, shape in SHAPES.items()}
 
 
-def stream(worker, gradient, order="dcba", **how):
-    upload = worker.begin()
-    for path in order:
-        upload.put(path, gradient[path])
-    return upload.commit(**how)
-
-
 def staged(client):
     """The places and the parts that no round has yet: in one slot, they have an expiry."""
     return written(client) + list(client.scan_iter("redisacc:{train*:partition:part:*"))

@@ -2,7 +2,6 @@
 
 import time
 
-import numpy as np
 import pytest
 
 import redisacc
@@ -162,14 +161,3 @@ def test_no_server_at_the_beginning_is_an_error(training, away):
     for open_it in (training.chief, training.worker):
         with pytest.raises(redisacc.ServerUnavailableError, match="no Redis server answers"):
             open_it()
-
-
-@pytest.mark.slow
-def test_a_server_that_is_always_too_late_for_patience_zero_still_answers(training, away):
-    """A server that answers gets the time for its answer, however short patience is."""
-    chief, worker = training.chief(patience=0), training.worker(patience=0)
-    one = training.work(worker)
-    training.lead(chief, 5)
-    one.join()
-    assert chief.parameters["w"].tolist() == [5, 10]
-    assert isinstance(chief.parameters["w"], np.ndarray)
