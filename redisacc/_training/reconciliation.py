@@ -361,7 +361,7 @@ class Reconciliation(Participant):
                 inquiry.ask()
         follows = crew.stand_by("chief", stops, follows=led) if self._options.standby else crew.wait_for("chief")
         if follows:
-            # What was found out before is of another time.
+            # Another process has led meanwhile, so earlier answers no longer hold.
             self._follows, self._inquiry = True, Inquiry(self._transport, self._crew, self.shared_name)
         self._keep("chief")
         self._view.lease = "held"

@@ -161,7 +161,7 @@ def facts_of(node: Node) -> dict[str, str]:
 
 
 class Line(NamedTuple):
-    """What a node says about a node in CLUSTER NODES."""
+    """A line of CLUSTER NODES: how one node sees another, or itself."""
 
     identity: str
     address: str
@@ -185,7 +185,7 @@ class Line(NamedTuple):
         return self.identity if self.master == "-" else self.master
 
     def is_of(self, node: Node) -> bool:
-        """Returns whether it is about a node."""
+        """Returns whether the line describes this node."""
         # CLUSTER NODES puts an IPv6 address into no brackets.
         return self.address.partition("@")[0] == f"{node.where.host}:{node.where.port}"
 

@@ -19,7 +19,7 @@ from redisacc._wire.sockets import Command
 from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError
 
-# What has parts.
+# A gradient, or a blob of a version, to which parts belong.
 Owner = TypeVar("Owner")
 
 # The source of the stated lengths of parts of parameters, for messages.
@@ -184,7 +184,7 @@ def differing(transport: Transport, parts: Iterable[tuple[str, int]], *, stay: b
 def lacking(
     transport: Transport, parts_of: Mapping[Owner, Iterable[tuple[str, int]]], *, stay: bool = False
 ) -> list[Owner]:
-    """Returns the owners of parts of which one does not have the stated length. Asks all nodes at once.
+    """Returns the owners that lack a part, or have one of another length than stated. Asks all nodes at once.
 
     Args:
         transport: the way to the nodes.

@@ -171,7 +171,7 @@ class UpdateModel:
 
     @property
     def form(self) -> tuple[object, ...]:
-        """What decides the form of its versions."""
+        """Versions of two models have the same form if this is equal."""
         return self.schema.text, self.encoding, self.part_bytes, self.keys.partitions, self.tables
 
     @property

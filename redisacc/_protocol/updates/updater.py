@@ -99,7 +99,7 @@ class PartUpdater:
         """
         version, self._wanted = self._wanted, ""
         for number, values in self._values.of(version).items() if version else ():
-            # What is there stays. The chief publishes what it has gathered under another name.
+            # Values that are stored already stay. The chief publishes what it has gathered under another name.
             self._transport.pipeline(store_commands(self._keys, version, number, values))
 
     def forget(self) -> None:

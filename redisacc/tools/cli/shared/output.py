@@ -20,7 +20,7 @@ from redisacc._format.entries import WorkerInfo
 from redisacc._text import printable
 from redisacc.tools.monitoring.facts import number_text
 
-# What the command that runs was given
+# Options of the command that runs
 
 
 def given(option: str) -> Any:
