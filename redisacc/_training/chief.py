@@ -587,15 +587,13 @@ class Chief(Reconciliation):
     # Endings
 
     def _end(self) -> None:
-        """Makes sure that the server has the last step, that it is declared the last, and that no round is left."""
+        """Makes sure that the server has the last step, and that it is declared the last."""
         self._view.may_be_left = self._must_look = True
         self._make(self._conclude, "to finish the run")
 
     def _conclude(self) -> None:
         handle = self._accumulator
         assert handle is not None
-        if self._found is not None:
-            raise self._ending(Action.END_AHEAD)
         if handle._keys.partitions:
             # A predecessor may have died before it removed what its last round had there.
             sweep_quietly(self._transport, handle._keys, min_replicas=handle._scripts.min_replicas)

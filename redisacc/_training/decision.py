@@ -45,7 +45,6 @@ class Action(Enum):
     END_SUPERSEDED = "another process leads"
     END_DELETED = "the run was deleted"
     END_LATER = "somebody has published a later step"
-    END_AHEAD = "a later step has begun"
     END_LOST = "nobody has what is lost"
 
 
@@ -185,9 +184,10 @@ def _to_proceed(view: View, published: int, memory: int) -> Action:
         (not view.is_learned, Action.LEARN),
         (view.is_useless, Action.REPLACE),
         (found == memory, Action.PROCEED),
-        (found is not None, Action.DISCARD if found is not None and found < memory else Action.END_AHEAD),
+        (found is not None, Action.DISCARD if found is not None and found < memory else Action.REPLACE),
         (view.may_be_left, Action.RECOVER),
-        (not is_next, Action.CATCH_UP if view.gradients < memory else Action.END_AHEAD),
+        # The round in between may have been in the memory of a leader that has died.
+        (not is_next, Action.CATCH_UP if view.gradients < memory else Action.REPLACE),
         (not view.has_quorum, Action.STORE_QUORUM),
         (True, Action.PROCEED),
     )

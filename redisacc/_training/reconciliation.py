@@ -256,13 +256,14 @@ class Reconciliation(Participant):
         self._look_at_weights(view)
         if view.is_deleted:
             return
-        if view.published is None or view.published < (view.memory or 0):
+        self._look_at_gradients(view)
+        known = view.memory or 0
+        if view.published is None or view.published < known or view.gradients > known:
             # The lease is lost as well, or older, and another process may have taken it since.
             self._lease.take_again()
         if view.published is not None:
             self._gaps, self._inquiry = self._lease.gaps, Inquiry(self._transport, self._crew, self.shared_name)
         view.has_led_throughout = self._lease.gaps == self._gaps
-        self._look_at_gradients(view)
         if view.memory is None or not view.has_led_throughout:
             self._look_for_sources(view)
         view.has_lost = self._lost is not None or self._inquiry.asked is not None
@@ -552,8 +553,9 @@ class Reconciliation(Participant):
         """Replaces an accumulator whose gradients nobody can use. Their workers apply them again."""
         view, handle = self._view, self._accumulator
         self._check_lease()
-        if view.is_useless:
-            self._warn("%s. Beginning step %d again: its workers apply their gradients again", self._error, view.memory)
+        if view.published is not None and view.memory is not None:
+            reason = self._error if view.is_useless else f"step {view.gradients} has begun without its parameters"
+            self._warn("%s. Beginning step %d again: its workers apply their gradients again", reason, view.memory)
         # First, so that another one is opened if this ends early.
         self._accumulator, view.is_useless = None, False
         self._hold(None)
@@ -587,19 +589,12 @@ class Reconciliation(Participant):
             return self._error
         if action is Action.END_LOST:
             return self._nobody_has_it()
-        if action is Action.END_LATER:
-            # Its lease may have been given back since, so that it is this process's again.
-            return ConflictError(
-                f"{self.shared_name}: another process has published step {view.published}, while the chief in this "
-                f"process was at step {view.memory}: this process or the server stood still, and another one was the "
-                f"chief meanwhile. This process can no longer be the chief; one that is started again continues with "
-                f"step {view.published}"
-            )
-        step = view.gradients if view.round is None else view.round
-        return DataLossError(
-            f"{self.shared_name}: step {step} has begun, but the parameters are at step {view.memory}: "
-            "a round in between was taken by another process, or the server has lost a version of the parameters. "
-            f"Publish the parameters of step {step} with Parameters.publish() if you have them, or delete the run"
+        # Its lease may have been given back since, so that it is this process's again.
+        return ConflictError(
+            f"{self.shared_name}: another process has published step {view.published}, while the chief in this "
+            f"process was at step {view.memory}: this process or the server stood still, and another one was the "
+            f"chief meanwhile. This process can no longer be the chief; one that is started again continues with "
+            f"step {view.published}"
         )
 
     def _nobody_has_it(self) -> RedisAccError:
