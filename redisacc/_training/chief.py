@@ -137,8 +137,7 @@ class Chief(Reconciliation):
             - ``partitions``: among how many slots of a Redis Cluster parameters and gradients are spread, as for
               ``ConditionalAccumulatorBase`` and ``Parameters``. "auto": both as with their own "auto". Workers find out
               by themselves. If a failover loses a part of the parameters, the chief publishes them again; if it loses a
-              part of a gradient, ``rounds`` raises DataLossError, and the round stays (see
-              ``ConditionalAccumulator.recover``).
+              part of a gradient, the step begins again, and its workers apply their gradients again.
             - ``min_replicas``: how many replicas must have a gradient of this handle, a taken round, and published
               parameters, as for ``ConditionalAccumulatorBase`` and ``Parameters``.
         checkpoint: the path of a folder into which checkpoints are written, or a ``redisacc.Checkpoints``, which also

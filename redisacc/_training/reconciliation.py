@@ -242,11 +242,8 @@ class Reconciliation(Participant):
         elif error.gradient is None:
             # A part of the version, which a look may not notice.
             self._view.is_complete = self._must_look = False
-        elif isinstance(self._weights, Updating):
-            self._view.is_useless = True
         else:
-            # The program decides what becomes of the round.
-            raise error
+            self._view.is_useless = True
 
     # The look
 

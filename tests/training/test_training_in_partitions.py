@@ -59,6 +59,23 @@ def test_a_chief_publishes_again_what_a_node_has_lost(training, until, caplog):
     assert chief.parameters["w"].tolist() == [6] * SIZE
 
 
+@pytest.mark.servers("valkey")
+def test_a_step_begins_again_if_a_node_has_lost_a_part_of_a_gradient(training, until, caplog):
+    """The program of its chief could not continue without it, and nor could that of the next chief."""
+    chief = training.chief({"w": np.zeros(SIZE, np.int64)}, workers=2, partitions=3, limits=redisacc.Limits(in_place=0))
+    ones = {"w": np.ones(SIZE, np.int64)}
+    first = training.work(gradient=lambda *_: ones)
+    until(lambda: int(training.record[b"num_accumulated"]) == 1)
+    lost = sorted(training.client.scan_iter("redisacc:{train/*}:partition:part:*"))[1]
+    training.client.delete(lost)
+    second = training.work(gradient=lambda *_: ones)
+    training.lead(chief, 3)
+    assert f"{lost.decode()} is lost" in caplog.text
+    assert "Beginning step 0 again: its workers apply their gradients again" in caplog.text
+    assert first.result(30)[1] == second.result(30)[1] == [0, 1, 2]
+    assert chief.parameters["w"].tolist() == [6] * SIZE
+
+
 OPTIMIZERS = {"rounds": None, "updates": redisacc.optim.SGD(0.5, momentum=0.5)}
 
 
