@@ -12,9 +12,9 @@ variable                   meaning
 ``REDISACC_CHIEF_RUN_ID``  for a worker: the ``REDISACC_RUN_ID`` of the chief, if the same launcher starts it. When the
                            training is finished already, the worker waits until this chief has said whether it
                            continues it.
-``REDISACC_RESTARTED``     ``0`` for the first process of this place in this run, ``1`` for its successors. On ``0``, a
-                           chief that finds an empty server begins at once; else it first asks whether workers still
-                           have parameters that the server may have lost
+``REDISACC_RESTARTED``     ``0`` for the first process of this place in this run, ``1`` for its successors, and on a
+                           host that comes later. On ``0``, a chief that finds nothing published begins at once; on
+                           ``1``, it first asks whether workers still have parameters that the server has lost
 ``REDISACC_URL``           the server; `redisacc._wire.connect` reads it
 =========================  ====================================================================
 

@@ -16,7 +16,7 @@ from redisacc._clock import clock, durations
 from redisacc._format.crew_entries import Claim, parse_claims
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.stored_text import clock_ms
-from redisacc._handles.environment import is_first_start
+from redisacc._handles.environment import is_first_start, is_started_again
 from redisacc._handles.parameters import Parameters
 from redisacc._log import inform, warn
 from redisacc._protocol.leases.crew import Crew
@@ -88,7 +88,7 @@ class Inquiry:
     def may_be_lost(self, *, is_lost: bool, follows: bool) -> bool:
         """Returns whether the server may have lost a run.
 
-        Only if it was started a moment ago, or has been flushed: else a run under a new name begins at once.
+        Only if it is young or has been flushed, or this process follows another one: else a new run begins at once.
 
         Args:
             is_lost: whether this process knows that there was one.
@@ -100,7 +100,7 @@ class Inquiry:
             elif (is_first_start() and not follows) or deleted_incarnations(self._transport, self._keys):
                 self._suspects = False
             else:
-                self._suspects = may_have_lost_data(self._transport, self._keys.record)
+                self._suspects = is_started_again() or may_have_lost_data(self._transport, self._keys.record)
         return self._suspects
 
     def ask(self) -> None:
@@ -108,8 +108,8 @@ class Inquiry:
         if self._began is None:
             inform(
                 self._name,
-                "nothing is published under this name, and the server was started a moment ago, or was flushed; "
-                "asking for %.1f s whether a worker still has a run of this name",
+                "nothing is published under this name, and the server may have lost it; asking for %.1f s whether a "
+                "worker still has a run of this name",
                 claims_after(),
             )
             # Asking nobody makes sure that there is a hash of claims.

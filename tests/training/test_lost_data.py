@@ -287,6 +287,14 @@ def test_one_that_follows_asks_before_it_begins_at_step_0(training, monkeypatch,
     assert "asking for 3.5 s whether a worker still has a run of this name" in caplog.text
 
 
+def test_one_that_is_started_again_asks_before_it_begins_at_step_0(training, monkeypatch, caplog):
+    """However long the server has been there: it may be a replica that lagged, or may have waited for other nodes."""
+    monkeypatch.setenv("REDISACC_RESTARTED", "1")
+    caplog.set_level("INFO")
+    training.chief()
+    assert "asking for 3.5 s whether a worker still has a run of this name" in caplog.text
+
+
 @pytest.mark.loses_data
 def test_workers_that_compute_claim_what_they_have(training, background, until):
     """The thread that extends the lease claims. The worker publishes when it applies its gradient."""

@@ -288,6 +288,7 @@ def _run_with_others(host: ThisHost, url: str | None, new_run: Callable[..., Run
             members,
             environment=_environment(url or host.url(password=True)),
             restarts=lambda: host.restarts(lambda: host.lacks_hosts),
+            follows=host.follows,
             companions={name: [*reduce, address] for name, address in zip(names, host.addresses, strict=True)},
         )
         started.look = host.look

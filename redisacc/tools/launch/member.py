@@ -38,6 +38,7 @@ class Member:
         command: the program and its arguments.
         environment: the variables of the process.
         restarts: what is known of its deaths.
+        follows: whether the first process may follow one that this command has not started.
         tell: tells the guard of every process; 0 means there is none.
         prefix: the text in front of each of its lines.
         color: parameters of an escape sequence for the prefix.
@@ -58,6 +59,7 @@ class Member:
         environment: Mapping[str, str],
         *,
         restarts: Restarts,
+        follows: bool,
         tell: Callable[[int], None],
         prefix: str,
         color: str,
@@ -75,6 +77,7 @@ class Member:
         self._outputs = (out, err)
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
+        self._follows = follows
         self.group = 0
         self._give_up_group_at = 0.0
         self._killed_group = False
@@ -128,12 +131,12 @@ class Member:
                     stdin=subprocess.DEVNULL,
                     stdout=ends[0][1],
                     stderr=ends[1][1],
-                    env=self._environment | {RESTARTED: str(int(self._started > 0))},
+                    env=self._environment | {RESTARTED: str(int(self._follows))},
                     start_new_session=True,
                     preexec_fn=lambda: self._tell(os.getpid()),  # noqa: PLW1509 - see above
                 )
             on_failure.pop_all()
-        self._started = clock.now()
+        self._started, self._follows = clock.now(), True
         self.group = self._process.pid
         self._killed_group = False
         self._pipes = {reader: (Lines(), output) for reader, _, output in ends}

@@ -106,6 +106,7 @@ class Run:
         gpus: how many GPUs the workers share; None means each process may use all.
         ranks: whether workers get torchrun's variables.
         restarts: returns what is known of the deaths of a process, which are none yet.
+        follows: whether the run had begun before, so that data of it may be lost.
         give_up_on: exit codes after which no process is started again.
         grace: seconds that workers have to end after the chief has finished, and that every process has between SIGTERM
             and SIGKILL.
@@ -127,12 +128,13 @@ class Run:
         gpus: int | None = None,
         ranks: bool = False,
         restarts: Callable[[], Restarts],
+        follows: bool = False,
         give_up_on: Collection[int] = PERMANENT,
         grace: float,
         companions: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         self.is_stopped = False
-        self._restarts = restarts
+        self._restarts, self._follows = restarts, follows
         self._give_up_on = give_up_on
         self._grace = grace
         self.look: Callable[[], Look | None] = lambda: None
@@ -181,6 +183,7 @@ class Run:
             command,
             environment,
             restarts=self._restarts(),
+            follows=self._follows,
             # The guard may be replaced.
             tell=lambda process: self._guard.tell(slot, process),
             prefix=self._prefix(name),

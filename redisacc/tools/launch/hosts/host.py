@@ -60,6 +60,7 @@ class ThisHost:
     """This host in a run of several. Use it in a ``with`` block, which ends its servers.
 
     Attributes:
+        follows: whether the run had begun when this host came: it returns, or joins.
         meet: where the hosts meet.
         terms: what every host must say.
         name: the name of this host.
@@ -90,6 +91,7 @@ class ThisHost:
     say: Callable[[str], None]
 
     def __post_init__(self) -> None:
+        self.follows = False
         self._run = secrets.token_hex(16)
         self._meeting_server: Server | None = None
         self._meeting_keeper: ServerKeeper | None = None
@@ -165,6 +167,7 @@ class ThisHost:
         host = self._register(point, address)
         self._present = Attendance(self.meet, point, host, self.terms, self._form)
         self._wait_until(self._has_place, self._who_is_missing)
+        self.follows = self._agreement.phase != STARTING
         if self.is_guest:
             self._wait_until(self._is_ready, self._what_starts)
         else:
@@ -335,10 +338,10 @@ class ThisHost:
                 restarts=lambda: self.restarts(lambda: self.lacks_hosts),
                 others=self._other_nodes,
             )
-            if agreement.phase == STARTING:
-                own = ",".join(self._nodes.start())
-            else:
+            if self.follows:
                 self._wait_until(lambda _: self._is_back(own.split(",")), lambda _: self._why)
+            else:
+                own = ",".join(self._nodes.start())
         self._attendance.tell(stage=STARTED, nodes=own)
         self._wait_until(self._is_ready, self._what_starts)
 
