@@ -91,6 +91,25 @@ def test_a_successor_of_the_same_place_takes_over_at_once(training, monkeypatch,
     second.close()
 
 
+def test_a_lease_that_has_run_out_too_early_is_not_taken(training, background, until, durations, caplog):
+    """It came with older data. Its holder lives, and extends it again."""
+    caplog.set_level("INFO")
+    durations(standby_asks_every=0.01)
+
+    def looks():
+        return training.client.info("commandstats").get("cmdstat_hscan", {}).get("calls", 0)
+
+    training.give_lease("chief", "host:1", 9_500)
+    successor = background(lambda: training.chief(standby=True))
+    until(lambda: "standing by to follow it" in caplog.text)
+    training.give_lease("chief", "host:1", -1_000)
+    before = looks()
+    until(lambda: looks() > before + 2)
+    assert "other" in training.leases["chief"]
+    training.give_lease("chief", "host:1", 9_500, process=training.dead_process())
+    successor.result(60)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_leases_of_killed_processes_of_this_machine_are_taken_at_once(training, caplog):
     dead = training.dead_process()

@@ -44,11 +44,13 @@ class HeldByOther:
         left: seconds until it expires, unless it is extended.
         process: the identity of its process, as far as it can be trusted.
         who: a printable name of the holder, for people.
+        until: when it expires, on this machine's clock.
     """
 
     left: float
     process: str
     who: str
+    until: float
 
 
 @dataclass(eq=False)
@@ -133,7 +135,8 @@ class Crew:
         )
         if reply.outcome == "held":
             return None
-        return HeldByOther(reply.left_ms / 1000, reply.process, split_who(printable(reply.who))[0])
+        left = reply.left_ms / 1000
+        return HeldByOther(left, reply.process, split_who(printable(reply.who))[0], clock.now() + left)
 
     def take(self, place: str, *, renews: bool = False, extends: bool = False) -> HeldByOther | None:
         """Takes a lease, also from a process that is known to be dead. Returns who else holds it, or None."""
@@ -197,8 +200,10 @@ class Crew:
         Raises:
             CancelledError: ``cancel`` has returned True.
         """
-        if follows and self._followed is None:
-            self._followed = HeldByOther(0.0, "", "")
+        if follows or self._followed is not None:
+            # After an outage, the holder needs time to extend its lease.
+            followed = self._followed or HeldByOther(0.0, "", "", 0.0)
+            self._followed = replace(followed, until=clock.now() + interval_of(durations.lease) + 1.0)
         while (taken := self._succeed(place, cancel)) is not None:
             if self._followed is None or taken.who != self._followed.who:
                 inform(self.name, "%s is the %s; standing by to follow it", taken.who, place)
@@ -211,23 +216,29 @@ class Crew:
 
         If the server has lost it with all its data, this first waits until a holder that lives has found that out and
         taken it back, because it alone has all of what is lost. If it is known to live, it may be busy restoring that:
-        until something is published, an accumulator alone does not show that the holder has given the lease back.
+        until something is published, an accumulator alone does not show that the holder has given the lease back. With
+        older data comes an older lease: one that has run out too early is as good as lost.
         """
         followed = self._followed
         if followed is not None:
             is_alive = fate_of(followed.process) == "alive"
             deadline = clock.now() + (durations.lease if is_alive else interval_of(durations.lease) + 1.0)
             while (left := deadline - clock.now()) > 0:
-                with suppress(NotFoundError):
-                    return self.take(place, extends=True)
-                with suppress(NotFoundError):
-                    if self.transport.call("EXISTS", ParameterKeys(self.name).record):
-                        # `redisacc restore` publishes parameters without an accumulator, and nobody has led then.
-                        return self.take(place, renews=bool(followed.who))
+                if not (clock.now() < followed.until and self._has_run_out(place)):
+                    with suppress(NotFoundError):
+                        return self.take(place, extends=True)
+                    with suppress(NotFoundError):
+                        if self.transport.call("EXISTS", ParameterKeys(self.name).record):
+                            # `redisacc restore` publishes parameters without an accumulator, and nobody has led then.
+                            return self.take(place, renews=bool(followed.who))
                 self._watch(followed, min(left, durations.standby_asks_every), cancel)
                 if fate_of(followed.process) == "dead":
                     break
         return self.take(place)
+
+    def _has_run_out(self, place: str) -> bool:
+        """Returns whether there is a lease that has run out, whose holder is not known to be dead."""
+        return any(one.place == place and one.left <= 0 and fate_of(one.process) != "dead" for one in self.members())
 
     def _watch(self, holder: HeldByOther, seconds: float, cancel: Callable[[], bool]) -> None:
         """Blocks for some seconds, or until the holder of a lease is known to be dead."""
