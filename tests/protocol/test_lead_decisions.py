@@ -154,8 +154,9 @@ def known_to_living(world):
 def test_every_state_leads_to_the_newest_weights_or_to_a_message():
     """While something is published, workers go back to it: what it has, unlike theirs, is a state."""
     # One test, because each process that runs one of several would walk through all states.
-    number = 0
-    for number, world in enumerate(worlds(), 1):
+    every = list(worlds())
+    assert len(every) > 10_000
+    for world in every:
         actions, last = reached(world)
         memory, newest, published = world.view.memory, known_to_living(world), last.view.published
         if Action.BEGIN in actions:
@@ -167,7 +168,6 @@ def test_every_state_leads_to_the_newest_weights_or_to_a_message():
                 assert published == newest, (actions, world)
             if memory is not None and world.has_parts:
                 assert published >= memory, (actions, world)
-    assert number > 10_000
 
 
 @pytest.mark.parametrize("found", [None, 0, 1, 2])
