@@ -18,6 +18,7 @@ from redisacc._handles.environment import Place
 from redisacc._log import inform
 from redisacc._protocol.parameters.marks import whereabouts
 from redisacc._protocol.parameters.publisher import schema_of
+from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.rounds.take_wait import end_takes
 from redisacc._protocol.scripts import StaleSequenceError
 from redisacc._protocol.waiting.wait import WaitLog
@@ -72,8 +73,7 @@ class LeadOptions:
         standby: whether to wait while another process leads.
         here: the place of this process in a run.
         stops: whether this process is to lead no longer.
-        own: returns the step and the weights that the worker in this process has, their incarnation, and what the
-            program keeps; or None.
+        own: returns the step and the weights that the worker in this process has, and what has read them; or None.
         has_seen: whether this process has seen a version of this run, so that another one has led.
         snapshot: with mean gradients as versions, returns the step since which they are kept; None means not known.
         saved: returns what the run continues with if the server has nothing newer; unless ``checkpoint`` is given.
@@ -92,7 +92,7 @@ class LeadOptions:
     standby: bool
     here: Place
     stops: Callable[[], bool] = field(default=lambda: False)
-    own: Callable[[], tuple[int, Any, str, str] | None] = field(default=lambda: None)
+    own: Callable[[], tuple[int, Any, ParameterReader] | None] = field(default=lambda: None)
     has_seen: Callable[[], bool] = field(default=lambda: False)
     snapshot: Callable[[], int | None] = field(default=lambda: None)
     saved: Callable[[], Checkpoint | None] = field(default=lambda: None)
@@ -460,10 +460,10 @@ class Reconciliation(Participant):
     def _restore_own(self) -> None:
         own, self._is_rescued = self._options.own(), True
         if own is not None:
-            step, tree, incarnation, kept = own
-            # The other workers go on with what they have seen, and not with another training.
-            self._parameters._reader.incarnation = incarnation
-            self._publish(tree, step, None, kept)
+            step, tree, reader = own
+            # The other workers go on with what they have seen, in the same partitions, and not with another training.
+            self._parameters._reader.learn(reader.incarnation, reader.keys, self._schema)
+            self._publish(tree, step, None, reader.kept)
 
     def _begin(self) -> None:
         assert self._given is not None

@@ -24,6 +24,7 @@ from redisacc._protocol.leases.process_identity import fate_of
 from redisacc._protocol.parameters.ahead import PartsAhead
 from redisacc._protocol.parameters.announcements import is_concluded_by, read_workers
 from redisacc._protocol.parameters.marks import whereabouts
+from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.rounds.who_contributed import (
     contributors_of_round,
     has_contributed,
@@ -213,10 +214,10 @@ class Worker(Participant):
         return given
 
     @property
-    def _latest(self) -> tuple[int, Any, str, str] | None:
-        """The step and the parameters that this worker has got last, their incarnation, and what the program keeps."""
+    def _latest(self) -> tuple[int, Any, ParameterReader] | None:
+        """The step and the parameters that this worker has got last, and what has read them."""
         latest = self._claimant.latest
-        return None if latest is None else (*latest, self._claimant.incarnation, self._parameters._reader.kept)
+        return None if latest is None else (*latest, self._parameters._reader)
 
     @property
     def workers(self) -> int:

@@ -322,6 +322,27 @@ def test_one_that_stood_still_stands_by_again(join, training, until, parameters,
     assert local(parameters, 5, crew=1).parameters["w"].tobytes() == one.latest()[1]["w"].tobytes()
 
 
+@pytest.mark.loses_data
+@pytest.mark.usefixtures("time_runs")
+def test_what_its_worker_has_is_published_in_as_many_partitions(join, training, background, parameters, until, caplog):
+    """It has stood by since before there were any. Other processes, which give the same number, are refused else."""
+    caplog.set_level("INFO")
+    training.give_lease("chief", "host:1", 10**9)
+    one = join(workers=1, partitions=3, update=lambda taken, found, _: ({"w": found["w"] + taken.gradient["w"]}, None))
+
+    def seen(_, step):
+        if step == 1:
+            training.client.flushall()
+
+    running = background(train, one, 3, seen)
+    until(lambda: "standing by to follow it" in caplog.text)
+    with redisacc.Parameters("train", redis=training.client, partitions=3) as published:
+        published.publish(parameters, 1)
+    assert running.result(60) == [1, 2]
+    assert "with the parameters of a living worker" in caplog.text
+    assert training.client.hget("redisacc:{train}:parameters", "partitions") == b"0,1,2"
+
+
 def test_a_publication_that_comes_later_than_those_of_a_successor(training, proxy):
     """It left before the network was away for longer than the lease, so nothing had said that the lease is lost."""
     first = training.chief(redis=proxy.url)
