@@ -115,6 +115,9 @@ class Training(Closing):
         ServerUnavailableError: no server answers.
     """
 
+    # What leads in this process.
+    _leader: Chief | None = None
+
     @with_options(TrainingOptions, {})
     def __init__(
         self,
@@ -149,8 +152,8 @@ class Training(Closing):
         self._stops = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        # Whether it leads; and whether its weights may be those that a new run begins with.
-        self._leads, self._begins = False, True
+        # Whether its weights may be those that a new run begins with.
+        self._begins = True
         self._until: int | None = None
         # For weights that each process updates itself: the step of the last snapshot, and what looks after it.
         self.snapshot: int | None = None
@@ -236,7 +239,7 @@ class Training(Closing):
     @property
     def leads(self) -> bool:
         """Whether this process leads at the moment."""
-        return self._leads
+        return self._leader is not None
 
     @property
     def finished(self) -> bool:
@@ -332,7 +335,7 @@ class Training(Closing):
                     with self._patience.call(
                         lambda: Chief._of_training(self.shared_name, self._options), "to stand by", in_steps=True
                     ) as lead:
-                        self._leads = True
+                        self._leader = lead
                         self._update_each(lead)
                         return
                 except ConflictError as error:
@@ -342,7 +345,7 @@ class Training(Closing):
                     # The step is published.
                     logger.warning("%s: %s", self.shared_name, error)
                 finally:
-                    self._leads = False
+                    self._leader = None
         except CancelledError:
             # It stops.
             pass
@@ -395,6 +398,10 @@ class Training(Closing):
             finally:
                 # Not the end of a wait that it has cancelled.
                 failure.__context__ = context
+
+    def _restores(self, step: int) -> bool:
+        leader = self._leader
+        return leader is not None and (leader._view.memory or 0) > step
 
     def _join(self, timeout: float | None) -> None:
         thread = self._thread

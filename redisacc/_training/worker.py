@@ -81,6 +81,9 @@ class Beside(Protocol):
     def _raise_failure(self) -> None:
         """Raises that error, if there is one."""
 
+    def _restores(self, step: int) -> bool:
+        """Returns whether that thread has a version after this step, and publishes it again."""
+
     def meanwhile(self) -> None:
         """Does what is to be done once a second while this worker waits for the next step."""
 
@@ -452,8 +455,8 @@ class Worker(Participant):
             self._beside.meanwhile()
         published = self._parameters.step()
         if published is not None and published < self._step:
-            self._went_back = True
-            return True
+            self._went_back = not (self._beside and self._beside._restores(published))
+            return self._went_back
         if self._applied is not None and now >= self._next_look:
             self._pause = min(2 * self._pause, LOOK_AT_LEAST_EVERY)
             self._next_look = now + self._pause

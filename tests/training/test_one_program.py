@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.leaks import leftovers
 from support.local_updates import LocalTraining, differences, gradient_of
+from support.servers import Snapshot
 from support.training_options import grouped
 from support.warm_python import WarmPython
 
@@ -53,6 +54,10 @@ def train(one, until, seen=None, gradient=gradient_of):
             seen(one, step)
         one.apply(gradient(one.number, step, found))
     return steps
+
+
+def add(taken, parameters, _):
+    return {"w": parameters["w"] + taken.gradient["w"]}, None
 
 
 def local(parameters, until, crew=CREW):
@@ -328,7 +333,7 @@ def test_what_its_worker_has_is_published_in_as_many_partitions(join, training, 
     """It has stood by since before there were any. Other processes, which give the same number, are refused else."""
     caplog.set_level("INFO")
     training.give_lease("chief", "host:1", 10**9)
-    one = join(workers=1, partitions=3, update=lambda taken, found, _: ({"w": found["w"] + taken.gradient["w"]}, None))
+    one = join(workers=1, partitions=3, update=add)
 
     def seen(_, step):
         if step == 1:
@@ -341,6 +346,27 @@ def test_what_its_worker_has_is_published_in_as_many_partitions(join, training, 
     assert running.result(60) == [1, 2]
     assert "with the parameters of a living worker" in caplog.text
     assert training.client.hget("redisacc:{train}:parameters", "partitions") == b"0,1,2"
+
+
+@pytest.mark.loses_data
+@pytest.mark.usefixtures("time_runs")
+def test_the_process_that_leads_goes_back_to_no_older_data(join, proxy, real_client, until, monkeypatch):
+    """Its leader restores what is newer. With fused=False, its weights are the only ones of that step."""
+    one = join(workers=1, redis=proxy.url, update=add)
+    looks, kept, look = [], [], redisacc.Parameters.step
+    monkeypatch.setattr(redisacc.Parameters, "step", lambda handle: looks.append(look(handle)) or looks[-1])
+
+    def seen(_, step):
+        if step == 1 and not kept:
+            kept.append(Snapshot(real_client))
+        if step == 3 and len(kept) == 1:
+            kept.append(kept[0].restore())
+            looks.clear()
+            # When its worker has looked at the older data.
+            proxy.before("publish", lambda: until(lambda: len(looks) > 3))
+
+    assert train(one, 5, seen) == [0, 1, 2, 3, 4]
+    assert 1 in looks
 
 
 def test_a_publication_that_comes_later_than_those_of_a_successor(training, proxy):
