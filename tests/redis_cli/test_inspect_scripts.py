@@ -247,6 +247,25 @@ def test_wrong_arguments_are_said(client, open_sparse):
             run(client, script, "redisacc:{nowhere}", "1")
 
 
+@pytest.mark.every_server
+@pytest.mark.forges
+def test_foreign_data_are_an_error_that_names_them(client, open_sparse):
+    """tests/hostile tries all of them, and takes any error."""
+    acc = open_sparse("float32", [5, 2], "w", limits=redisacc.Limits(in_place=0, inline=0))
+    acc.apply_grad([1], [[1.0, 2.0]])
+    client.delete(*client.keys("redisacc:{w}:part:*"))
+    with pytest.raises(ResponseError, match="is gone, or too short"):
+        index_of(client, acc, 1)
+    acc = open_sparse("float32", [5, 2], "v", limits=redisacc.Limits(in_place=0))
+    acc.apply_grad([1], [[1.0, 2.0]])
+    client.delete("redisacc:{v}:inline")
+    with pytest.raises(ResponseError, match="is gone, or has another length"):
+        index_of(client, acc, 1)
+    client.hset("redisacc:{v}:buffered", *client.hkeys("redisacc:{v}:buffered"), b"0 \xff")
+    with pytest.raises(ResponseError, match="redisacc did not write"):
+        index_of(client, acc, 1)
+
+
 def test_the_summary_names_a_few_of_many(client, open_sparse):
     acc = open_sparse("float32", [5], "w")
     client.hset("redisacc:{w}:workers", mapping={f"worker-{n}": 1 for n in range(3000)})
