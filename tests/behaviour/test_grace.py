@@ -21,21 +21,6 @@ def times_out(acc, *args, **options):
 
 
 @pytest.mark.every_server
-def test_the_last_gradient_ends_it(open_dense_stored, background, until, began):
-    acc = open_dense_stored("float32", [1], "w", reduction_type="SUM")
-    take = background(acc.take_grad, 2, most=4, grace=HOUR)
-    until(lambda: acc.info().waiting)
-    for value in (1.0, 2.0):
-        acc.apply_grad([value])
-    until(began)
-    acc.apply_grad([3.0])
-    assert take.running
-    acc.apply_grad([4.0])
-    assert take.result().tolist() == [10.0]
-    assert began() == 0
-
-
-@pytest.mark.every_server
 def test_time_ends_it(open_dense, durations, background, until):
     # Nothing but the end of the grace wakes the taker.
     durations(poll_every=10.0 * HOUR)

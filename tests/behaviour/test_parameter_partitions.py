@@ -75,14 +75,6 @@ def begun(proxy, open_parameters, client, dies):
     return found
 
 
-def test_one_partition_is_none_and_a_single_server_needs_none(open_parameters, client):
-    for step, value in enumerate((None, 1, "auto")):
-        open_parameters("w", partitions=value).publish(version(step), step)
-        assert parts_of(client) == []
-        assert not client.hexists(RECORD, "partitions")
-        assert not client.exists(ATTEMPTS)
-
-
 @pytest.mark.every_server
 def test_what_a_version_does_without_is_removed_a_minute_later(weights, reader, client):
     weights.publish(version(0), 0)
@@ -255,17 +247,6 @@ def test_a_publisher_whose_parameters_are_deleted_leaves_nothing(proxy, open_par
     with pytest.raises(redisacc.NotFoundError, match="parameters"):
         weights.publish(version(1), 1)
     assert remaining(client) == []
-
-
-def test_gc_finds_attempts_that_are_over_and_retired_blobs(weights, reader, client, dies, gc):
-    weights.publish(version(0), 0)
-    weights.publish(version(1), 1)
-    dies("publish", weights.publish, version(2), 2)
-    assert gc() == ([], 0)
-    end_leases(client)
-    assert gc("--yes") == ([("w", "blobs")], 1)
-    assert (len(parts_of(client)), gc()) == (3, ([], 0))
-    is_version(reader, 1)
 
 
 def test_gc_removes_parts_that_no_version_has_and_no_others(open_parameters, weights, client, gc):

@@ -144,12 +144,6 @@ def test_an_attempt_is_refused_from_the_moment_in_which_a_sweeper_begins(acc, cl
     assert (parts_of(client), acc.info().attempts) == ([], 0)
 
 
-def test_a_gradient_that_is_refused_at_the_last_moment_leaves_nothing(acc, other, client, between):
-    between(lambda _: other.set_global_step(5))
-    assert acc.apply_grad(gradient(1)).outcome == "stale"
-    assert (parts_of(client), acc.info().attempts) == ([], 0)
-
-
 def test_a_number_that_the_leader_gives_twice_names_other_parts(acc, client, between):
     """After a failover to a replica that lagged behind. Somebody may still be removing the parts of the first one."""
     forgotten = []
@@ -196,32 +190,6 @@ def test_a_lost_part_is_named_and_the_others_can_be_had(acc, client, caplog):
     assert (parts_of(client), acc.info().unacknowledged) == ([], [])
 
 
-@pytest.mark.forges
-def test_a_round_of_which_nothing_is_left_can_be_ended(acc, client):
-    acc.apply_grad(gradient(1))
-    for key in parts_of(client):
-        client.delete(key)
-    with pytest.raises(redisacc.DataLossError):
-        acc.take_grad(1)
-    with acc.recover(skip_lost=True) as taken:
-        assert (taken.gradient, taken.num_accumulated) == (None, 0)
-    assert acc.info().unacknowledged == []
-
-
-@pytest.mark.forges
-@pytest.mark.every_server
-def test_a_handle_with_a_larger_inline_limit_compacts_gradients_in_partitions(open_parted, client):
-    """Their sum is no longer in partitions, and their parts go."""
-    limits = {"in_place": 0, "buffer": 2 * 4 * 30}
-    acc = open_parted(limits=redisacc.Limits(inline=0, **limits))
-    for number in (1, 2):
-        acc.apply_grad(gradient(number))
-    assert len(parts_of(client)) == 6
-    open_parted(limits=redisacc.Limits(inline=1000, **limits)).apply_grad(gradient(4))
-    assert parts_of(client) == []
-    assert acc.take_grad(3).tolist() == gradient(7).tolist()
-
-
 def test_a_lost_part_prevents_compacting_and_is_named(open_parted, client):
     acc = open_parted(limits=redisacc.Limits(in_place=0, inline=0, buffer=2 * 4 * 30))
     for number in (1, 2):
@@ -255,16 +223,6 @@ def test_a_writer_whose_accumulator_is_deleted_leaves_nothing(proxy, open_parted
     with pytest.raises(redisacc.NotFoundError, match="accumulator"):
         acc.apply_grad(gradient(1))
     assert list(client.scan_iter()) == []
-
-
-def test_gc_finds_attempts_that_are_over(acc, client, dies, gc):
-    dies("commit", acc.apply_grad, gradient(1))
-    assert gc() == ([], 0)
-    (attempt,) = attempts_of(client)
-    client.zadd(ATTEMPTS, {attempt: 1})
-    assert gc("--yes") == ([("w", "attempts")], 1)
-    assert (parts_of(client), gc()) == ([], ([], 0))
-    acc.settle()
 
 
 def test_gc_asks_twice_because_a_leader_may_fail_over_between_its_questions(acc, client, dies, proxy):

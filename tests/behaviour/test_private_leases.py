@@ -38,22 +38,6 @@ def test_garbage_collection_removes_a_private_accumulator(client, until):
     until(lambda: client.keys() == [])
 
 
-@pytest.mark.every_server
-def test_an_owner_that_lives_keeps_its_lease(clock, open_dense_stored, client):
-    acc = open_dense_stored("float32", [500], reduction_type="SUM")
-    acc.apply_grad(np.ones(500, np.float32))
-    acc.apply_grad(np.ones(500, np.float32))
-    held = acc.take(1)
-    held.__enter__()
-    acc.apply_grad(np.ones(500, np.float32), local_step=1)
-    keys = sorted(client.scan_iter())
-    clock.advance(3 * LEASE)
-    assert sorted(client.scan_iter()) == keys
-    assert acc.take_grad(1)[0] == 1.0
-    with acc.recover() as taken:
-        assert taken.gradient[0] == 2.0
-
-
 KILLED = """
 import os, signal, sys
 import numpy as np

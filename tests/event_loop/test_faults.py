@@ -1,8 +1,6 @@
 """Connections that break and tasks that are cancelled at any moment: what was counted is known, and nothing is lost."""
 
 import asyncio
-import contextlib
-import random
 
 import numpy as np
 import pytest
@@ -78,50 +76,3 @@ async def test_calls_that_wait_for_a_connection_to_a_silent_server_end_together(
         assert proxy.accepted - before <= OPENINGS
         proxy.resume()
         await direct.delete()
-
-
-@pytest.mark.parametrize("limit", LIMITS)
-async def test_an_apply_that_is_cancelled_at_any_moment_is_settled(real_server, limit, everything):
-    chance = random.Random(f"apply {limit}")
-    async with accumulator(real_server.url, limit) as acc:
-        for _ in range(500 if everything else 100):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(chance.uniform(0, 0.002)):
-                    await acc.apply_grad(np.ones(3), local_step=2**62)
-        settled = (await acc.settle()).applied
-        assert await acc.num_accumulated() == settled
-        # The connections that were closed are all given back.
-        await asyncio.gather(*(acc.apply_grad(np.ones(3), local_step=2**62) for _ in range(40)))
-        assert (await acc.take_grad(settled + 40)).tolist() == [settled + 40] * 3
-        await acc.delete()
-
-
-@pytest.mark.parametrize("limit", LIMITS)
-async def test_a_take_that_is_cancelled_at_any_moment_loses_no_round(real_server, limit, everything):
-    chance = random.Random(f"take {limit}")
-    number = 400 if everything else 100
-    # Gradient number i is 1 at element i.
-    received, cancelled, longest = np.zeros(number), 0, 0.002
-    async with redisacc.asyncio.ConditionalAccumulator(
-        "float64", [number], "w", reduction_type="SUM", redis=real_server.url, limits=redisacc.Limits(in_place=limit)
-    ) as acc:
-        for one in range(number):
-            await acc.apply_grad(np.eye(1, number, one)[0], local_step=2**62)
-            try:
-                async with asyncio.timeout(chance.uniform(0, longest)):
-                    received += await acc.take_grad(1)
-                longest *= 0.95
-            except TimeoutError:
-                cancelled += 1
-                longest = min(longest * 1.05, 0.1)
-        with contextlib.suppress(redisacc.TakeTimeoutError):
-            while True:
-                received += await acc.take_grad(1, timeout=0)
-        info = await acc.info()
-        assert (info.waiting, info.num_accumulated) == ([], 0)
-        for _ in info.unacknowledged:
-            async with acc.recover() as taken:
-                received += taken.gradient
-        assert received.tolist() == [1] * number
-        assert 0 < cancelled < number
-        await acc.delete()

@@ -1,6 +1,5 @@
 """What others do while a process does not run, or its connection is broken, that no table of operations has."""
 
-import contextlib
 import signal
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 from faults import Suspended
 from operations import FOREVER, OPERATIONS, Apply, Publish, value_of
 from support.selection import thorough
-from support.suspension import suspend
 
 import redisacc
 
@@ -178,57 +176,6 @@ def test_a_version_that_others_publish_meanwhile(everywhere, name, kind, ways):
     seen = {acting.refused for acting in acted}
     assert seen <= ways
     assert len(seen) > 1 or len(ways) == 1
-
-
-@pytest.mark.slow(keep="3")
-@pytest.mark.parametrize("partitions", [None, 3])
-@pytest.mark.parametrize("others", ["clean up", "wait", "take the round"])
-def test_a_process_that_is_suspended_between_two_leaves(
-    fork, proxy, real_server, real_client, background, until, clock, others, partitions
-):
-    """As in a debugger. What it has sent is gone by then, and others may have added it up already."""
-    with contextlib.ExitStack() as closing:
-        gradient = {path: np.ones(150_000, np.float32) for path in "ab"}
-        options = {"partitions": partitions, "limits": redisacc.Limits(in_place=0), "reduction_type": "SUM"}
-        chief = closing.enter_context(
-            redisacc.Chief("w", gradient, workers=2, quorum=1, accumulator=options, redis=real_client)
-        )
-        rounds = chief.rounds()
-        acc = redisacc.TreeAccumulator(
-            {path: ("float32", leaf.shape) for path, leaf in gradient.items()}, "w", reduction_type="SUM",
-            redis=real_client,
-        )  # fmt: skip
-        taking = background(lambda: next(rounds)) if others == "wait" else None
-
-        def work():
-            worker = redisacc.Worker("w", number=0, redis=proxy.url)
-            next(worker.steps())
-            upload = worker.begin()
-            upload.put("b", gradient["b"])
-            yield "half"
-            upload.put("a", gradient["a"])
-            yield upload.commit().outcome
-
-        child = fork(work)
-        child.value()
-        until(lambda: any(b":part:" in key for key in real_client.scan_iter()))
-        child.signal(signal.SIGSTOP)
-        suspend(clock, real_server.url)
-        if others == "take the round":
-            with redisacc.Worker("w", number=1, redis=real_client) as other:
-                next(other.steps())
-                other.apply(gradient)
-            assert next(rounds).num_accumulated == 1
-        child.signal(signal.SIGCONT)
-        child.go()
-        with clock.running():
-            assert child.value() == ("stale" if others == "take the round" else "applied")
-            if others != "take the round":
-                taken = taking.result(60) if taking else next(rounds)
-                assert (taken.num_accumulated, value_of(taken.gradient)) == (1, 1)
-        chief.publish(gradient)
-        acc.close()
-        chief.delete()
 
 
 def test_a_wait_goes_on_when_its_connections_break(proxy, real_client, background, until):

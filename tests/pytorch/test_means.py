@@ -11,7 +11,6 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
 import redisacc
 import redisacc.torch
-from redisacc.torch._state import state_in_tree, state_tree
 
 pytestmark = [pytest.mark.servers("valkey"), pytest.mark.timeout(60)]
 
@@ -314,36 +313,3 @@ def test_gradients_leave_during_the_backward_pass(wrap):
             one.step()
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda of: torch.optim.SGD(of, 0.1),
-        lambda of: torch.optim.SGD(of, 0.1, momentum=0.9),
-        torch.optim.NAdam,
-        torch.optim.Adafactor,
-        lambda of: torch.optim.LBFGS(of, max_iter=2),
-    ],
-)
-def test_the_state_of_an_optimizer_is_a_tree_of_arrays(client, dtype, make):
-    weights = [torch.nn.Parameter(torch.ones(3, 2, dtype=dtype)), torch.nn.Parameter(torch.ones((), dtype=dtype))]
-    optimizer = make(weights)
-
-    def loss():
-        optimizer.zero_grad()
-        found = sum((each * 1.5).sum() ** 2 for each in weights)
-        found.backward()
-        return found
-
-    optimizer.step(loss)
-    expected = optimizer.state_dict()["state"]
-    with redisacc.Parameters("state", redis=client) as published:
-        published.publish([0.0], 0, state=[state_tree(optimizer), 0.0])
-        found = state_in_tree(published.latest_state()[1][0])
-        published.delete()
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    optimizer.state[weights[0]]["more"] = object()
-    with pytest.raises(redisacc.InvalidArgumentError, match="'more' in the state of the optimizer is a object"):
-        state_tree(optimizer)

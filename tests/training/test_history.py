@@ -44,12 +44,6 @@ def test_each_step_is_in_it(real_client, how):
     assert [past.seconds for past in steps] == pytest.approx(np.diff([created, *times]).tolist(), abs=1e-6)
 
 
-def test_a_training_that_continues_adds_to_it(real_client):
-    run(real_client, 2, **HOWS["update"])
-    steps = run(real_client, 5, **HOWS["update"])
-    assert [past.step for past in steps] == list(range(5))
-
-
 def test_after_a_loss_of_data_it_begins_anew_and_the_last_step_is_announced_again(training, background):
     chief, crew = training.chief(), background(lambda: work(training))
     for _ in chief.rounds(until=4):
@@ -79,17 +73,6 @@ def test_a_training_without_metrics_has_none(real_client):
         assert real_client.exists(HISTORY) == 0
         assert not any(b"history" in name for name in real_client.hkeys(RECORD))
         t.delete()
-
-
-def test_parameters_without_a_training_have_none(real_client):
-    with redisacc.Parameters("train", redis=real_client) as parameters:
-        assert parameters.history() == []
-        parameters.publish(np.zeros(2), 0)
-        parameters.publish(np.zeros(2), 1)
-        assert parameters.history() == []
-        assert not any(b"history" in name for name in real_client.hkeys(RECORD))
-        assert real_client.exists(HISTORY) == 0
-        parameters.delete()
 
 
 @pytest.mark.forges

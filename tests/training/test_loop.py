@@ -382,25 +382,6 @@ def test_a_worker_that_waits_for_the_number_of_workers_may_lose_its_own(training
         _ = worker.workers
 
 
-def test_a_training_that_is_deleted(training, until):
-    chief = training.chief()
-    # It has nobody to wait for.
-    waiting = training.worker(3)
-    one = training.work(waiting, gradient=lambda *_: {"w": [1, 1]})
-    for _ in chief.rounds():
-        chief.publish({"w": np.ones(2, np.int64)})
-        break
-    chief.delete()
-    with pytest.raises(redisacc.NotFoundError):
-        one.result()
-    with pytest.raises(redisacc.NotFoundError):
-        next(chief.rounds())
-    waiting.close()
-    chief.close()
-    # Leases that somebody extends come back, and go with their holders.
-    until(lambda: not remaining(training.client))
-
-
 def test_a_training_whose_deletion_has_begun_is_not_taken_for_one_that_is_lost(training, durations):
     """The record of an accumulator stays while its gradients are removed. A worker waited for a chief then, forever."""
     durations(replaced_within=0.1)

@@ -1,7 +1,5 @@
 """A server that has lost data: nothing hangs, and the training goes on where that is possible; else it says why not."""
 
-import os
-import signal
 import threading
 
 import numpy as np
@@ -10,7 +8,6 @@ from support.selection import ONE_NODE
 from support.servers import Snapshot
 
 import redisacc
-from redisacc import embedded
 
 # Older data are restored by a transaction that begins with FLUSHALL.
 pytestmark = [pytest.mark.servers(*ONE_NODE), pytest.mark.usefixtures("time_runs")]
@@ -35,25 +32,6 @@ def at_step(training, background, until):
         return chief
 
     return train
-
-
-@pytest.mark.servers("valkey")
-def test_a_server_that_saves_snapshots_crashes(training, at_step, tmp_path, until):
-    with embedded.Server(tmp_path) as server:
-        training.client = server.client()
-
-        def crash():
-            os.kill(server.pid, signal.SIGKILL)
-            until(lambda: not server.running)
-            server.start()
-
-        chief = at_step(12, {3: training.client.save, 7: crash})
-        assert chief.parameters["w"].tolist() == [12, 12]
-        with redisacc.Parameters("train", redis=training.client) as parameters:
-            step, tree = parameters.latest()
-            assert (step, tree["w"].tolist()) == (12, [12, 12])
-        training.close()
-        training.client.close()
 
 
 def test_it_is_restarted_from_older_data_after_the_last_step(training, at_step):

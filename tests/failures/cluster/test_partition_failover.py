@@ -288,19 +288,6 @@ def test_the_leader_fails_between_the_registration_and_the_commit(spread, proxie
     assert leftovers(spread.client()) == []
 
 
-def test_the_master_of_a_partition_fails_before_the_commit(spread, proxied):
-    """Nobody has asked it for confirmation. What is missing is found when the round is read."""
-    proxied.apply_grad(gradient(1))
-    spread.hold_back(spread.other)
-    spread.proxy_before(spread.leader).before("commit", lambda: spread.fail_over(spread.other))
-    assert proxied.apply_grad(gradient(2))
-    with pytest.raises(redisacc.DataLossError) as caught:
-        proxied.take_grad(2, timeout=60)
-    assert caught.value.part
-    with proxied.recover(skip_lost=True) as taken:
-        assert numbers_of(taken.gradient) == [1]
-
-
 # Parameters, which have the same partitions
 
 
@@ -312,21 +299,6 @@ def weights(spread):
         assert partitions == ",".join(map(str, spread.partitions)).encode()
         yield made
         made.delete()
-
-
-def test_a_part_of_parameters_is_lost_and_published_again(spread, weights):
-    spread.hold_back(spread.other)
-    weights.publish(np.ones(40_000), 1)
-    spread.fail_over(spread.other)
-    with redisacc.Parameters("w", redis=spread.cluster.url) as reader:
-        with pytest.raises(redisacc.DataLossError, match="of step 1 is lost") as caught:
-            reader.latest()
-        assert caught.value.part.startswith(tuple(spread.homes))
-        assert not reader.is_complete()
-        weights.publish(np.ones(40_000), 1)
-        assert reader.is_complete()
-        step, values = reader.latest()
-        assert (step, set(values.tolist())) == (1, {1.0})
 
 
 def test_the_leader_of_parameters_forgets_a_version(spread, weights):

@@ -127,20 +127,6 @@ def test_nothing_is_lost_or_doubled(shared_cluster, background, until, refusals,
     load.acc.delete()
 
 
-def test_a_slot_that_has_moved(shared_cluster, refusals):
-    with redisacc.ConditionalAccumulator("float32", [8], "moved", redis=shared_cluster.url) as acc:
-        assert acc.apply_grad(np.ones(8))
-        source, target, others = moves_of(shared_cluster, acc.accumulator_ref)
-        Move(slot_of(acc.accumulator_ref), source, target, others).whole()
-        assert acc.apply_grad(np.ones(8))
-        assert "MOVED" in refusals.codes
-        refusals.forget()
-        assert acc.take_grad(2).tolist() == [1] * 8
-        assert "MOVED" not in refusals.codes
-        assert shared_cluster.owner(acc.accumulator_ref) is target
-        acc.delete()
-
-
 def test_a_slot_that_stays_half_moved(shared_cluster, background, until, refusals):
     """Scripts wait until all of their keys are on one node. Single keys are read wherever they are."""
     acc = redisacc.ConditionalAccumulator("float32", [8], "half", redis=shared_cluster.url, reduction_type="SUM")

@@ -154,28 +154,6 @@ def test_a_round_in_memory_is_delivered_by_settle(proxy, both, direction, listed
     assert direct.info().unacknowledged == []
 
 
-def test_every_way_of_taking_returns_by_settle_what_it_returns_itself(proxy, real_client, silence):
-    acc = redisacc.SparseConditionalAccumulator("float32", [None, 1], "s", redis=proxy.where)
-    for take, unpacked in (
-        (acc.take_grad, lambda t: t),
-        (acc.take_indexed_slices_grad, lambda t: (t.indices, t.values)),
-    ):
-        for silent in (False, True):
-            acc.apply_grad([3], [[2.0]], local_step=acc.global_step())
-            if not silent:
-                proxy.arm(None)
-                indices, values, *_ = unpacked(take(1))
-                number = acknowledgement(proxy)
-            else:
-                with (
-                    silence("reply", number, 1.5),
-                    pytest.raises(redisacc.OutcomeUnknownError) as failure,
-                ):
-                    take(1)
-                indices, values, *_ = unpacked(failure.value.settle())
-            assert (indices.tolist(), values.tolist()) == ([3], [[2.0]])
-
-
 def test_a_block_whose_acknowledgement_is_lost_says_so(proxy, both, durations):
     through, direct = both
     direct.apply_grad(np.full(4, 5.0))

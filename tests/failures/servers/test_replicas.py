@@ -197,37 +197,6 @@ def test_opening_while_the_master_is_demoted(pair, open_acc, short_timeout):
         open_acc(replica.url, min_replicas=1)
 
 
-@pytest.mark.slow
-@pytest.mark.servers("redis7")
-def test_a_chief_whose_replica_is_silent_says_so(pair, durations, caplog):
-    """A call of a training gives the server as long to reply as WAIT gives its replicas."""
-    durations(replication=0.7, poll=0.7)
-    master, replica = pair
-    options = {"workers": 1, "redis": master.url, "min_replicas": 1, "patience": 10}
-    with (
-        redisacc.Chief("w", np.zeros(2), **grouped(options)) as chief,
-        redisacc.Worker("w", redis=master.url) as worker,
-    ):
-        assert next(worker.steps())[0] == 0
-        worker.apply(np.ones(2))
-        replica.stall()
-        with pytest.raises(redisacc.NotReplicatedError, match="the round of step 0 was taken") as failure:
-            next(chief.rounds())
-        assert (failure.value.replicas, failure.value.min_replicas) == (0, 1)
-        replica.go_on()
-        for taken in chief.rounds(until=1):
-            replica.stall()
-            with pytest.raises(redisacc.NotReplicatedError, match="step 1 is published"):
-                chief.publish(taken.gradient)
-            replica.go_on()
-            # The same call again, which waits again.
-            chief.publish(taken.gradient)
-        assert chief.parameters.tolist() == [1, 1]
-        assert replica.client().hget("redisacc:{w}:parameters", "step") == b"1"
-        chief.delete()
-    assert "no Redis server answers" not in caplog.text
-
-
 @pytest.mark.servers("redis7")
 @pytest.mark.parametrize(
     ("library", "wire"),
