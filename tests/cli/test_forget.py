@@ -45,15 +45,6 @@ def test_an_unknown_worker(cli, accumulator):
     assert names(accumulator.info().known_workers) == ["ann"]
 
 
-@pytest.mark.forges
-def test_a_corrupt_session_is_named(cli, accumulator, client):
-    accumulator.apply_grad([1, 2, 3])
-    client.hset("redisacc:{w}:sessions", "x", "nonsense")
-    found = cli("set", "w", "--forget", "ann")
-    assert found.exit_code == 1
-    assert "'nonsense'" in found.stderr
-
-
 def test_a_worker_of_a_training_is_forgotten_when_its_lease_has_run_out(cli, client, real_server):
     with (
         redisacc.Chief("train", {"w": np.zeros(1)}, workers=1, redis=real_server.url) as chief,

@@ -1,6 +1,5 @@
 """The command `set`."""
 
-import numpy as np
 import pytest
 
 import redisacc
@@ -46,38 +45,6 @@ def test_what_is_no_number(cli, accumulator, words, message):
     assert found.exit_code == 2
     assert message in " ".join(found.stderr.split())
     assert accumulator.quorum() == redisacc.Quorum()
-
-
-def test_take_waits_for_what_is_set(cli, cli_json, accumulator, tmp_path):
-    accumulator.apply_grad([1, 2, 3])
-    output = ("-o", tmp_path / "g.npy", "--timeout", 0)
-    found = cli("take", "w", *output)
-    assert found.exit_code == 2
-    assert "num_required is missing" in found.stderr
-    cli("set", "w", "least=2")
-    assert cli("take", "w", *output).exit_code == 4
-    cli("set", "w", "least=1")
-    assert cli_json("take", "w", *output)["num_accumulated"] == 1
-
-
-def test_a_running_training_goes_on_with_fewer_workers(cli, client, background, until):
-    with (
-        redisacc.Chief("w", {"w": np.zeros(2)}, workers=3, redis=client) as chief,
-        redisacc.Worker("w", redis=client) as worker,
-    ):
-        assert "quorum       least=3\n" in cli("show", "w").stdout
-        rounds = chief.rounds(until=1)
-        taking = background(next, rounds)
-        next(worker.steps())
-        worker.apply({"w": [1, 1]})
-        until(lambda: "of 3" in cli("show", "w").stdout)
-        assert taking.running
-        assert cli("set", "w", "least=1").stdout == "w: least=1 (before: least=3)\n"
-        assert taking.result().num_accumulated == 1
-        # The data is shared as before.
-        assert (chief.workers, worker.workers) == (3, 3)
-        chief.publish(chief.parameters)
-        chief.delete()
 
 
 def test_set_step(cli, cli_json, accumulator):

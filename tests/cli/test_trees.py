@@ -277,13 +277,6 @@ def test_apply_refuses_other_arrays(cli, open_tree, tmp_path):
     assert (found.exit_code, "one array without a name" in found.stderr) == (2, True)
 
 
-def test_an_npy_is_no_tree_with_a_leaf_called_gradient(cli, open_tree, tmp_path):
-    acc = open_tree({"gradient": ("float32", (2,))}, "model")
-    np.save(tmp_path / "g.npy", np.ones(2, np.float32))
-    assert cli("apply", "model", tmp_path / "g.npy").exit_code == 2
-    assert acc.num_accumulated() == 0
-
-
 @pytest.mark.parametrize(
     "spec",
     [

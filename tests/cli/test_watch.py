@@ -1,19 +1,12 @@
 """The command `watch`, in a pipe and on a terminal."""
 
-import contextlib
-import datetime
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 
 import pytest
 from support.warm_python import WarmPython
 from terminals import EVIL, on_a_terminal
-
-import redisacc
 
 pytestmark = pytest.mark.servers("valkey", "cluster")
 
@@ -51,53 +44,6 @@ def test_workers_are_listed_in_the_order_of_their_numbers(cli, open_dense):
     every[0].take_grad(3)
     for said in (cli("show", "w").stdout, cli("watch", "w", "-n", 1).stdout):
         assert re.findall(r"worker \d+", said) == ["worker 1", "worker 2", "worker 10"]
-
-
-WORKER = """
-import sys, redisacc
-acc = redisacc.ConditionalAccumulator("float32", [1], "w", worker=sys.argv[1], redis=sys.argv[2])
-step = 0
-while True:
-    acc.apply_grad([1.0], step)
-    step = acc.wait_for_step(step + 1)
-"""
-
-
-@pytest.mark.slow
-def test_a_stopped_worker_is_named(real_server, open_dense, until):
-    """Three worker processes and a chief that requires three gradients; one worker is stopped."""
-    chief = open_dense("float32", [1], "w", worker="chief")
-    workers = {
-        name: subprocess.Popen([sys.executable, "-c", WORKER, name, real_server.url], stderr=subprocess.DEVNULL)
-        for name in ("ann", "bob", "cyn")
-    }
-
-    def all_but_bob_have_contributed():
-        with contextlib.suppress(redisacc.TakeTimeoutError):
-            chief.take_grad(3, timeout=0.5)
-        return set(chief.info().workers) == {"ann", "cyn"}
-
-    try:
-        for _ in range(3):
-            chief.take_grad(3, timeout=60)
-        os.kill(workers["bob"].pid, signal.SIGSTOP)
-        until(all_but_bob_have_contributed, 60)
-        # What `watch` shows on a terminal must be complete in a pipe, too.
-        command = [sys.executable, "-m", "redisacc", "watch", "--json", "--interval", "0.1"]
-        with subprocess.Popen([*command, "--redis", real_server.url, "w"], stdout=subprocess.PIPE, text=True) as watch:
-            assert watch.stdout is not None
-            facts = next(found for line in watch.stdout if "bob" not in (found := json.loads(line))["expected"])
-            watch.send_signal(signal.SIGINT)
-            assert watch.wait(20) == 130
-        assert (facts["late"], facts["gone"]) == (["bob"], [])
-        (seen_at,) = [worker["seen_at"] for worker in facts["known_workers"] if worker["name"] == "bob"]
-        age = datetime.datetime.fromisoformat(facts["read_at"]) - datetime.datetime.fromisoformat(seen_at)
-        assert age.total_seconds() >= 5
-        assert facts["num_accumulated"] == 2
-    finally:
-        for worker in workers.values():
-            worker.kill()
-            worker.wait()
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import math
 import os
-import signal
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +17,6 @@ from redisacc.tools.demo.training import (
     average,
     check_result,
     judge,
-    kill_once,
     largest_difference,
     lead,
     tolerance_for,
@@ -31,37 +29,6 @@ LEAVES = ("input", "output", "position")
 
 
 # In one process
-
-
-def test_average_divides_a_row_by_those_that_held_it():
-    def gradient(indices, rows, dense):
-        slices = redisacc.IndexedSlices(np.array(rows, "f4"), np.array(indices))
-        return {
-            "input": slices,
-            "output": slices,
-            "position": np.array([[dense]], "f4"),
-            "loss": np.array([dense, 2.0]),
-        }
-
-    found = average([gradient([0, 1], [[1], [2]], 3), gradient([1, 3], [[4], [6]], 6), gradient([1], [[6]], 0)])
-    for leaf in ("input", "output"):
-        assert found[leaf].indices.tolist() == [0, 1, 3]
-        assert found[leaf].values.tolist() == [[1], [4], [6]]
-        assert found[leaf].values.dtype == np.float32
-    assert found["position"].tolist() == [[3]]
-    assert found["position"].dtype == np.float32
-    assert found["loss"].tolist() == [3, 2]
-
-
-@pytest.mark.parametrize(
-    ("first", "step", "killed"),
-    [(0, 3, False), (0, 4, True), (3, 4, True), (4, 4, False), (0, 5, False), (5, 5, False)],
-)
-def test_a_process_is_killed_once(first, step, killed, monkeypatch):
-    kills = []
-    monkeypatch.setattr(os, "kill", lambda *call: kills.append(call))
-    kill_once(step, first, at=4)
-    assert kills == [(os.getpid(), signal.SIGKILL)] * killed
 
 
 # The comparison

@@ -1,7 +1,6 @@
 """`redisacc server` and the frame around the commands, as processes of their own."""
 
 import contextlib
-import importlib
 import os
 import re
 import signal
@@ -10,11 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import pytest
 import redis
 from click.testing import CliRunner
-from owners import REAL, alive, gone, run, written
+from owners import REAL, alive, gone, run
 from support.rows import every_row
 from support.selection import thorough
 
@@ -70,19 +68,6 @@ def test_it_says_what_one_needs(executable, server_name, tmp_path, port):
             assert connection.config_get("appendonly") == {"appendonly": "no"}
         owner.kill(signal.SIGINT)
         assert owner.result()[0] == 0
-
-
-@pytest.mark.thorough
-def test_durable(any_executable, tmp_path, port):
-    for count in (1, 2):
-        with serving("--port", str(port), "--durable", executable=any_executable, cwd=tmp_path) as (owner, lines):
-            assert "  crash    loses at most about two seconds (append-only file)" in lines
-            with client(port) as connection:
-                assert connection.config_get("appendonly") == {"appendonly": "yes"}
-                assert connection.incr("starts") == count
-                assert written(f"redis://127.0.0.1:{port}/0")
-                os.kill(connection.info()["process_id"], signal.SIGKILL)
-            assert owner.result()[0] == 1
 
 
 @pytest.mark.thorough
@@ -229,10 +214,3 @@ def test_the_version_is_the_same_however_it_is_called(tmp_path):
     status, _, err = redisacc_command("sevrer", cwd=tmp_path)
     assert status == 2
     assert "sevrer" in err
-
-
-def test_every_command_can_be_loaded():
-    for name, (module, _) in cli.COMMANDS.items():
-        command = getattr(importlib.import_module(f"redisacc.tools.cli.{module}"), name)
-        assert isinstance(command, click.Command)
-        assert command.name == name

@@ -1,10 +1,7 @@
 """The embedded server: forks and interrupts of its owner, at any moment."""
 
-import contextlib
-
 import pytest
-import redis
-from owners import REAL, ask, gone, run
+from owners import REAL, gone, run
 
 from redisacc.embedded import Server
 
@@ -155,24 +152,6 @@ print("good")
 def test_fork_while_the_log_is_read_does_not_hang_the_child(any_executable, tmp_path):
     with run("-W", "ignore::DeprecationWarning", "-c", FORK_WHILE_READING, any_executable, cwd=tmp_path) as owner:
         assert owner.result(30) == (0, "good\n", "")
-
-
-@pytest.mark.slow
-def test_multiprocessing_children_may_use_the_url(any_executable):
-    import multiprocessing
-
-    with Server(executable=any_executable) as server:
-        context = multiprocessing.get_context("spawn")
-        process = context.Process(target=_set, args=(server.url,))
-        process.start()
-        process.join(30)
-        assert process.exitcode == 0
-        assert ask(server, "GET", "from") == "spawned"
-
-
-def _set(url):
-    with contextlib.closing(redis.Redis.from_url(url)) as client:
-        client.set("from", "spawned")
 
 
 def test_stop_after_an_interrupt_that_left_popens_lock_locked():

@@ -186,8 +186,7 @@ def watch(
     slow = [*on_a_loop(world, url), *commands(url, in_place=in_place), *pages(serving(url))]
     if not isinstance(world, Trained):
         slow += of_training(world)
-    if in_place:
-        slow.append(Use("index.lua", lambda: index_script(real_client, INDEX)))
+    slow.append(Use("index.lua", lambda: index_script(real_client, INDEX)))
     durations(call=2.0, gathering=0.2, continued_within=0.0, look_after=0.1)
     return Watch(world, slow, caplog, several=100 if everything else 3)
 

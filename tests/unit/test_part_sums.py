@@ -440,118 +440,33 @@ def complete(spec, sums, server, round_sum, *uploads):
     assert_same_bits(round_sum, wanted)
 
 
-class ByWorker:
-    """Sums of three expected gradients by worker, and the gradients of some workers."""
-
-    def __init__(self, *numbers):
-        self.server = Server()
-        spec = SPECS["both"]
-        self._sum, self._wanted = (spec.empty_sum((), where="the test") for _ in range(2))
-        self._uploads = [Upload(k, spec, k, 64) for k in range(len(numbers))]
-        self.every = [upload.at(number) for upload, number in zip(self._uploads, numbers, strict=True)]
-        self.sums = PartSums(
-            self.server,
-            self._sum,
-            SumOptions(KEYS, 3, by_worker=True),
-        )
-        self._inline = InlineReader(self.server, KEYS.current, ())
-
-    def upload(self, k, parts=None, *, admitted=False):
-        """Uploads the first parts of a gradient, or all of them. Returns the keys that are fetched then."""
-        found = self.every[k]
-        self.sums.announce(found)
-        number = len(found.lengths) if parts is None else parts
-        for part in range(number):
-            data = self._uploads[k].bytes_of(part)
-            self.server.strings[KEYS.part(found.id, part)] = data
-        if number:
-            self.sums.arrive(PartsArrived(found.id, number))
-        if admitted:
-            self.sums.announce(found, admitted=True)
-        return self.look_ahead()
-
-    def look_ahead(self):
-        self.server.fetched.clear()
-        self.sums.look_ahead(self._inline, lambda: False)
-        return sorted(self.server.fetched)
-
-    def complete(self, *chosen):
-        """Completes the sum, and compares it with that of these gradients. Returns the keys that are fetched then."""
-        self.server.fetched.clear()
-        self.sums.complete([self.every[k] for k in chosen], self._inline)
-        for k in chosen:
-            self._wanted.add(self._uploads[k].gradient)
-        assert_same_bits(self._sum, self._wanted)
-        return sorted(self.server.fetched)
-
-    def staged(self, k, parts=None):
-        found = self.every[k]
-        return sorted(KEYS.part(found.id, part) for part in range(len(found.lengths) if parts is None else parts))
-
-
-def test_by_worker_a_gradient_is_held_until_those_before_it_are_known():
-    one = ByWorker(2, 0, 1)
-    assert one.upload(0) == []
-    # Worker 0 is added before the others have arrived, part by part.
-    assert one.upload(1, 2) == one.staged(1, 2)
-    assert one.upload(1) == sorted(set(one.staged(1)) - set(one.staged(1, 2)))
-    # The last one is still under way: worker 2 follows it in the parts that it has.
-    assert set(one.upload(2, 2)) > set(one.staged(2, 2))
-    one.upload(2)
-    assert one.complete(1, 2, 0) == []
+def by_worker(*numbers):
+    """Returns gradients of workers with these numbers, and a sum by worker that expects three."""
+    spec = SPECS["both"]
+    sums = PartSums(Server(), spec.empty_sum((), where="the test"), SumOptions(KEYS, 3, by_worker=True))
+    return [Upload(k, spec, k, 64).at(number) for k, number in enumerate(numbers)], sums
 
 
 def test_by_worker_what_is_admitted_is_not_replaced():
-    one = ByWorker(0, 0, 1, 2)
-    one.upload(0, admitted=True)
-    assert one.upload(1) == []
-    assert not one.sums.knows(one.every[1].id)
-    one.upload(2)
-    one.upload(3)
-    assert one.complete(0, 2, 3) == []
+    (first, again), sums = by_worker(0, 0)
+    sums.announce(first, admitted=True)
+    sums.announce(again)
+    assert not sums.knows(again.id)
 
 
-def test_by_worker_a_stalled_upload_is_dropped_only_if_enough_others_are_there(clock):
-    one = ByWorker(0, 1, 2, 3)
-    for k, parts in enumerate((1, None, None)):
-        one.upload(k, parts)
-        clock.advance(1)
-        one.sums.skip_stalled()
-    assert one.sums.knows(one.every[0].id)
-    one.upload(3)
-    clock.advance(1)
-    one.sums.skip_stalled()
-    assert not one.sums.knows(one.every[0].id)
-    one.look_ahead()
-    assert one.complete(1, 2, 3) == []
-
-
-def test_an_upload_under_a_lease_keeps_its_place_while_it_gives_signs_of_life(clock):
+@pytest.mark.parametrize("lease", [0.0, 10.0])
+def test_a_stalled_upload_keeps_its_place_while_it_is_needed_or_gives_signs_of_life(clock, lease):
     clock.stop()
-    one = ByWorker(0, 1, 2, 3)
-    slow = one.every[0]
-    one.sums.announce(slow, lease=10.0)
-    for k in (1, 2, 3):
-        one.sums.announce(one.every[k], lease=1000.0)
-        one.sums.arrive(PartsArrived(one.every[k].id, 1))
-    clock.advance(9)
-    one.sums.skip_stalled()
-    assert one.sums.knows(slow.id)
-    # It says that it continues.
-    one.sums.arrive(PartsArrived(slow.id, 0))
-    clock.advance(9)
-    one.sums.skip_stalled()
-    assert one.sums.knows(slow.id)
-    clock.advance(2)
-    one.sums.skip_stalled()
-    assert not one.sums.knows(slow.id)
-
-
-def test_parts_that_arrive_in_another_order_are_added_as_they_come():
-    one = ByWorker(0, 1, 2)
-    first = one.every[0]
-    one.upload(0, 0)
-    last = len(first.lengths) - 1
-    one.server.strings[KEYS.part(first.id, last)] = one._uploads[0].bytes_of(last)
-    one.sums.arrive(PartsArrived(first.id, 1, None, last))
-    assert one.look_ahead() == [KEYS.part(first.id, last)]
+    (slow, *others), sums = by_worker(0, 1, 2, 3)
+    sums.announce(slow, lease=lease)
+    for other in others:
+        clock.advance(11)
+        sums.skip_stalled()
+        assert sums.knows(slow.id), "without it, later ones would be held as well"
+        sums.announce(other, lease=1000.0)
+        sums.arrive(PartsArrived(other.id, 1))
+    sums.arrive(PartsArrived(slow.id, 0))
+    for seconds, stays in ((0.4, True), (9, lease > 0), (2, False)):
+        clock.advance(seconds)
+        sums.skip_stalled()
+        assert sums.knows(slow.id) is stays

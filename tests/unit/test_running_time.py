@@ -1,11 +1,6 @@
 """A clock that stands still while the process does not run."""
 
 import math
-import os
-import signal
-import subprocess
-import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -67,33 +62,3 @@ def test_threads_that_notice_the_same_gap_count_it_once(pass_by, monkeypatch):
     times.append(running_time())
     times.append(running_time())
     assert [time - began for time in times] == [LONGEST_GAP] * 3
-
-
-STOPPED = """
-import sys, threading, time
-from redisacc import _clock as module
-module.LONGEST_GAP = 0.2
-go_on = threading.Thread(target=sys.stdin.readline)
-go_on.start()
-began, running = time.monotonic(), module.running_time()
-print("ready", flush=True)
-while go_on.is_alive():
-    time.sleep(0.01)
-    module.running_time()
-print(time.monotonic() - began - (module.running_time() - running))
-"""
-
-
-def test_a_process_that_is_stopped():
-    with subprocess.Popen(
-        [sys.executable, "-c", STOPPED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout.readline() == "ready\n"
-            process.send_signal(signal.SIGSTOP)
-            os.waitpid(process.pid, os.WUNTRACED)
-            time.sleep(1)
-        finally:
-            process.send_signal(signal.SIGCONT)
-        stopped, _ = process.communicate("\n", timeout=60)
-    assert float(stopped) > 0.7

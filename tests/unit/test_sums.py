@@ -7,10 +7,7 @@ from support.rows import every_row
 from redisacc._arrays import sums as _totals
 from redisacc._arrays.dtypes import find_dtype
 from redisacc._arrays.gradient import Section
-from redisacc._arrays.spec import AccumulatorSpec
 from redisacc._arrays.sums import SparseSum
-from redisacc._format import in_place
-from redisacc.errors import CorruptDataError
 
 
 def sequential(gradients, dtype):
@@ -76,35 +73,6 @@ def test_sparse_sums(name, kind, window, table, monkeypatch):
         np.testing.assert_array_equal(whole.indices, indices)
         assert whole.values.tobytes() == values.tobytes()
         np.testing.assert_array_equal(whole.counts, counts)
-
-
-def _chunk(number, elements, weight=None):
-    head = number.to_bytes(8 if weight is None else 7, "little")
-    weights = b"" if weight is None else b"\x01" + np.array([weight], "<f8").tobytes()
-    return head + weights + np.ones(elements, "<f4").tobytes()
-
-
-@pytest.mark.parametrize(
-    ("rows", "total", "shape", "chunk"),
-    [
-        ({b"0": _chunk(2, 4), b"2": _chunk(2, 4)}, b"2 4", (8,), 4),
-        ({b"1": _chunk(2, 4), b"2": _chunk(2, 4)}, b"2 4", (8,), 4),
-        ({b"0": _chunk(2, 4), b"1": _chunk(1, 4)}, b"2 4", (8,), 4),
-        ({b"0": _chunk(1, 4), b"1": _chunk(1, 4)}, b"2 4", (8,), 4),
-        ({b"0": _chunk(2, 4), b"1": _chunk(2, 4)}, b"2 4", (7,), 4),
-        ({b"0": _chunk(2, 4), b"1": _chunk(2, 2)}, b"2 4", (7,), 4),
-        ({b"0": _chunk(2, 4), b"1": _chunk(2, 4, 3.0)}, b"2 4 3", (8,), 4),
-        ({b"0": _chunk(2, 4, 3.0), b"1": _chunk(2, 4, 2.5)}, b"2 4 3", (8,), 4),
-        ({b"0": _chunk(2, 4, 3.0), b"1": _chunk(2, 4, 3.0)}, b"2 4", (8,), 4),
-        ({b"0": _chunk(2, 4), b"1": _chunk(2, 4)}, b"2 4", (10**15 + 1,), 10**15),
-        ({b"0": _chunk(2, 4)}, b"2 2", (0,), 4),
-        ({}, b"2 0", (4,), 4),
-    ],
-)
-def test_chunks_that_are_no_dense_sum(rows, total, shape, chunk):
-    spec = AccumulatorSpec.of_array("dense", find_dtype("float32"), None, reduction_type="SUM", chunk=chunk)
-    with pytest.raises(CorruptDataError, match="sums"):
-        in_place.unpack({**rows, b"total": total}, spec, shape, "sums")
 
 
 def test_gradients_without_rows_cost_the_other_one_no_copy():

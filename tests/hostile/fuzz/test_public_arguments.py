@@ -1,7 +1,6 @@
 """Every public argument: any value gives InvalidArgumentError or a result, and a refused one changes nothing."""
 
 import contextlib
-import inspect
 
 import hypothesis.extra.numpy as hnp
 import hypothesis.strategies as st
@@ -62,27 +61,6 @@ VALUES = st.one_of(
         max_leaves=6,
     ),
 )
-GROUPS = {"limits": redisacc.Limits, "staleness": redisacc.Staleness, "mean": redisacc.Mean}
-NAMES = (
-    "dtype",
-    "shape",
-    "shared_name",
-    "name",
-    "reduction_type",
-    "worker",
-    "encoding",
-    "finite",
-    "limits",
-    "once_per_worker",
-    "staleness",
-    "mean",
-    "order",
-    "partitions",
-    "create",
-    "min_replicas",
-)
-
-
 TREE = {"d": ("float32", (2,)), "l": [redisacc.Sparse("float32", (9, 2)), None]}
 
 
@@ -146,67 +124,3 @@ def test_methods(search, handles):
         sparse.set_global_step(-(2**63))
 
     search(one, st.sampled_from(sorted(calls)), VALUES, VALUES, examples=70)
-
-
-# What a tree may consist of, and what it may not.
-TREES = st.recursive(
-    st.one_of(
-        VALUES,
-        st.tuples(st.sampled_from(["float32", "int64", np.int8, "O", None]), VALUES),
-        st.builds(redisacc.IndexedSlices, ARRAYS, ARRAYS, ARRAYS),
-        st.builds(redisacc.Sparse, st.sampled_from(["float32", "qint8", 1]), VALUES),
-    ),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.lists(inner, max_size=3).map(tuple),
-        st.dictionaries(st.one_of(st.text(max_size=2), st.integers(), st.builds(Hostile)), inner, max_size=3),
-    ),
-    max_leaves=6,
-)
-
-
-@pytest.mark.slow
-def test_trees(search, client):
-    def one(spec, like, sparse, option, value):
-        made = []
-        options = {"redis": client, option: value}
-        refused_or_done(lambda: made.append(redisacc.TreeAccumulator(spec, **options)))
-        # A large example would be allocated by numpy, not by us.
-        refused_or_done(lambda: made.append(redisacc.TreeAccumulator.like(like, sparse=sparse, redis=client)))
-        for acc in made:
-            assert redisacc.TreeAccumulator(acc.spec, redis=client).spec == acc.spec
-            refused_or_done(lambda acc=acc: acc.apply_grad(like))
-            acc.delete()
-            acc.close()
-
-    options = st.sampled_from(["mean", "reduction_type", "name"])
-    search(
-        one, TREES, TREES, st.one_of(VALUES, st.just([]), st.lists(st.text(max_size=3))), options, VALUES, examples=60
-    )
-
-
-def test_constructors(search, client):
-    def one(sparse, name, value, redis_too):
-        make = redisacc.SparseConditionalAccumulator if sparse else redisacc.ConditionalAccumulator
-        given = {"dtype": "float32", "redis": client, name: value}
-        if name in GROUPS and isinstance(value, list) and value:
-            given[name] = GROUPS[name](*value[:2])
-        if redis_too:
-            given["redis"] = value if value is not None else 7
-        made = []
-        # Two seconds would do no harm, but no server is there.
-        if isinstance(given["redis"], str) and given["redis"].startswith(("redis", "unix")):
-            return
-        refused_or_done(lambda: made.append(make(**given)))
-        for acc in made:
-            acc.delete()
-            acc.close()
-
-    search(one, st.booleans(), st.sampled_from(NAMES), VALUES, st.sampled_from([False] * 5 + [True]), examples=60)
-
-
-def test_the_list_of_arguments_is_whole():
-    assert set(inspect.signature(redisacc.ConditionalAccumulator).parameters) == {*NAMES, "redis"}
-    assert set(inspect.signature(redisacc.SparseConditionalAccumulator).parameters) == {*NAMES, "redis"}
-    of_tree = {"spec", "redis", *NAMES} - {"dtype", "shape"}
-    assert set(inspect.signature(redisacc.TreeAccumulator).parameters) == of_tree
