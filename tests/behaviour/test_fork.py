@@ -138,22 +138,3 @@ def test_an_upload_belongs_to_the_process_that_began_it(real_server, real_client
         upload.put("x", leaf)
         assert upload.commit().outcome == "applied"
         chief.delete()
-
-
-def test_threads_share_a_handle(open_sparse_stored, background):
-    acc = open_sparse_stored("float64", [8, 1], reduction_type="SUM")
-    threads, each = 8, 20
-
-    def work(number):
-        for _ in range(each):
-            assert acc.apply_grad([number], [[1.0]])
-            acc.num_accumulated()
-        acc.peek()
-
-    for job in [background(work, number) for number in range(threads)]:
-        job.result()
-    assert acc.num_accumulated() == threads * each
-    assert acc.info().duplicates == 0
-    indices, values, _ = acc.take_grad(threads * each)
-    assert indices.tolist() == list(range(threads))
-    assert set(values.ravel().tolist()) == {float(each)}

@@ -46,11 +46,11 @@ def test_close_ends_every_wait_of_the_handle(open_dense, background, waiting):
 
 def test_a_timeout_comes_in_time(open_dense, background, waiting, clock):
     acc = open_dense("float32", [1])
-    take = background(acc.take_grad, 1, timeout=200.0)
+    take = background(acc.take_grad, 1, timeout=20.0)
     waiting(acc, 1)
-    clock.advance(50.0)
+    clock.advance(5.0)
     assert take.running
-    clock.advance(150.0)
+    clock.advance(15.0)
     with pytest.raises(redisacc.TakeTimeoutError):
         take.result()
     assert acc.info().waiting == []

@@ -275,13 +275,6 @@ async def test_a_handle_cannot_be_pickled(real_server):
         await acc.delete()
 
 
-async def test_a_private_accumulator_ends_with_its_handle(real_server, real_client):
-    async with accumulator(real_server.url, None) as acc:
-        await acc.apply_grad([1.0, 2.0])
-        assert real_client.exists(acc.accumulator_ref)
-    assert not real_client.keys()
-
-
 def test_a_private_accumulator_of_a_handle_that_was_dropped(real_server, real_client):
     async def forget():
         acc = await accumulator(real_server.url, None)
@@ -300,18 +293,6 @@ async def test_events(real_server):
             assert [event.kind async for event in events] == ["applied", "deleted"]
         async for _ in acc.events(timeout=0.01):
             pytest.fail("there is none")
-
-
-async def test_a_block_that_fails_leaves_its_round(real_server):
-    async with accumulator(real_server.url) as acc:
-        await acc.apply_grad([1.0, 2.0])
-        with pytest.raises(ZeroDivisionError):
-            async with acc.take(1):
-                raise ZeroDivisionError
-        async with acc.recover() as taken:
-            assert taken is not None
-            assert taken.gradient.tolist() == [1, 2]
-        await acc.delete()
 
 
 async def test_tasks_settle_each_for_itself(real_server):

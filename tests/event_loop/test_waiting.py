@@ -101,39 +101,6 @@ async def test_a_second_cancellation_does_not_disturb_the_first(real_server):
         await acc.delete()
 
 
-async def test_a_timeout_of_asyncio(real_server):
-    async with accumulator(real_server.url) as acc:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await acc.take_grad(1)
-        assert (await acc.info()).waiting == []
-        with pytest.raises(redisacc.TakeTimeoutError):
-            await acc.take_grad(1, timeout=0.05)
-        await acc.apply_grad([1.0, 2.0])
-        assert (await acc.take_grad(1)).tolist() == [1, 2]
-        await acc.delete()
-
-
-async def test_a_task_group_that_fails_takes_its_waits_along(real_server):
-    async with accumulator(real_server.url) as acc:
-
-        async def fail():
-            await queued(acc, 3)
-            raise ZeroDivisionError
-
-        async def work():
-            async with asyncio.TaskGroup() as group:
-                for _ in range(3):
-                    group.create_task(acc.take_grad(1))
-                group.create_task(fail())
-
-        with pytest.raises(ExceptionGroup) as failure:
-            await work()
-        assert [type(error) for error in failure.value.exceptions] == [ZeroDivisionError]
-        assert (await acc.info()).waiting == []
-        await acc.delete()
-
-
 async def test_closing_the_handle_ends_its_waits(real_server):
     async with accumulator(real_server.url) as other:
         async with accumulator(real_server.url) as acc:

@@ -375,14 +375,6 @@ def test_tensors_are_leaves_of_trees(real_server):
     assert_same(rows.values, named["words.weight"].grad.to_dense().numpy()[[1, 3]])
 
 
-def test_a_sparse_tensor_is_no_dense_leaf(real_server):
-    with (
-        redisacc.TreeAccumulator.like({"w": torch.ones(2, 2)}, redis=real_server.client()) as acc,
-        pytest.raises(redisacc.InvalidArgumentError, match=r"grad at 'w' must be a dense array"),
-    ):
-        acc.apply_grad({"w": torch.ones(2, 2).to_sparse()})
-
-
 def test_tensors_are_published(real_server):
     model = torch.nn.Linear(2, 1)
     with redisacc.Parameters("torch", redis=real_server.client()) as parameters:

@@ -100,17 +100,6 @@ def test_from_updates_to_rounds_and_back(updated, size, partitions, encodings):
     one.check(6)
 
 
-def test_until_that_was_reached_ends_at_once(updated):
-    one = updated(Adam(0.01), model_of(400))
-    one.run(2)
-    one.chief.close()
-    chief = one.open(Adam(0.01))
-    assert list(chief.updates(until=2)) == []
-    assert list(chief.updates(until=1)) == []
-    assert list(chief.updates()) == []
-    one.check(2)
-
-
 def test_a_training_that_is_deleted_under_its_chief(updated, until):
     one = updated(Adam(0.01), model_of(SIZES["several parts"]))
     deleted = []

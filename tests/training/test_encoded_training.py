@@ -1,7 +1,6 @@
 """Trainings whose parameters or gradients travel encoded: a restart gives the same as an undisturbed run."""
 
 import ml_dtypes
-import msgpack
 import numpy as np
 import pytest
 
@@ -84,29 +83,6 @@ def test_a_state_that_does_not_fit(training, client, exact):
         parameters.publish(START, 1, state={"redisacc:float32": exact, "state": np.zeros(1)})
     with pytest.raises(redisacc.CorruptDataError, match="'train': the state of the parameters has 'redisacc:float32'"):
         training.chief(START)
-
-
-@pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
-def test_gradients_of_a_worker(training, client, encoding):
-    chief = training.chief(START, limits=redisacc.Limits(in_place=0))
-    worker = training.worker(encoding=encoding)
-    vector = np.random.default_rng(1).standard_normal(600).astype(np.float32)
-    steps = worker.steps()
-    next(steps)
-    # The worker decides how small a gradient must be to be added in place, so one that is not small.
-    wide = {"w": vector, "n": np.zeros(2)}
-    sent = worker.as_encoded(wide)
-    worker.apply(wide)
-    entries = client.hvals("redisacc:{train}:buffered")
-    if entries:
-        (entry,) = entries
-        names = [name for name, _ in msgpack.unpackb(entry.partition(b" ")[2])["sections"]]
-        assert names == ["float64", encoding]
-    taken = next(rounds := chief.rounds())
-    np.testing.assert_array_equal(taken.gradient["w"], sent["w"])
-    error = np.abs(taken.gradient["w"] - vector).max()
-    assert (0 < error < 0.02) == bool(entries)
-    rounds.close()
 
 
 @pytest.mark.parametrize("sparse", [False, True])

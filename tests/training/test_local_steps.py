@@ -1,6 +1,5 @@
 """Workers that make steps alone, and apply how far their weights have moved (DiLoCo)."""
 
-import asyncio
 import signal
 import sys
 from pathlib import Path
@@ -119,27 +118,6 @@ def test_a_kill_between_two_versions_costs_a_worker_its_state_and_others_only_ti
     assert again.wait() == 0
     assert running.result(60) == list(range(9))
     np.testing.assert_array_equal(other.latest()[1]["w"], simulate(9, crew=2, killed=(1, 1)))
-
-
-def test_asyncio(real_client):
-    url = "redis://{host}:{port}".format(**real_client.connection_pool.connection_kwargs)
-
-    async def work():
-        seen = []
-        async with redisacc.asyncio.Training(
-            "train", START, optimizer=redisacc.LocalSteps(INNER, 3, OUTER), workers=2, redis=url
-        ) as one:
-            async for step, weights in one.steps(until=9):
-                seen.append(step)
-                await one.apply(exact(one.number, step, weights))
-            return seen, await one.latest()
-
-    async def both():
-        return await asyncio.gather(work(), work())
-
-    for seen, (step, found) in asyncio.run(both()):
-        assert (seen, step) == (list(range(9)), 9)
-        np.testing.assert_array_equal(found["w"], simulate(9, crew=2))
 
 
 def test_a_schedule_gets_the_steps_of_the_loop(join):

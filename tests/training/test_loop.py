@@ -170,17 +170,6 @@ def test_a_chief_decides_in_the_loop_that_a_step_is_the_last(training, dies_at):
     assert training.client.hlen("redisacc:{train}:taken") == 0
 
 
-def test_finish_ends_the_loop_of_the_chief(training):
-    chief = training.chief()
-    one = training.work()
-    for _ in chief.rounds(until=5):
-        if chief.step == 1:
-            chief.finish()
-        chief.publish({"w": chief.parameters["w"] + 1})
-    assert chief.step == 2
-    assert one.result()[1] == [0, 1]
-
-
 def test_a_round_that_nobody_published_stays(training):
     one = training.work()
     with training.chief() as chief:

@@ -89,7 +89,7 @@ def said(caplog, text):
     return any(text in record.getMessage() for record in caplog.records)
 
 
-@pytest.mark.slow(keep="slot|bf16")
+@pytest.mark.slow(keep="slot")
 @pytest.mark.parametrize(
     "options", [{}, {"partitions": 3}, {"encoding": "bfloat16"}], ids=["slot", "partitions", "bf16"]
 )

@@ -89,25 +89,6 @@ def test_they_are_readable_with_redis_cli(client):
         acc.delete()
 
 
-def test_a_gradient_that_does_not_count_has_none(client):
-    with redisacc.ConditionalAccumulator("float32", [2], "w", redis=client, worker="ann") as acc:
-        acc.apply_grad([1, 2], once_per_worker=True, metrics={"loss": 1})
-        assert acc.apply_grad([1, 2], once_per_worker=True, metrics={"loss": 5}).outcome == "repeated"
-        assert acc.apply_grad([1, 2], local_step=-1, metrics={"loss": 7}).outcome == "stale"
-        with acc.take(1) as taken:
-            assert taken.metrics == {"loss": 1.0}
-        acc.delete()
-
-
-def test_sparse_accumulators_have_them(client):
-    with redisacc.SparseConditionalAccumulator("float32", [4, 1], "s", redis=client) as acc:
-        acc.apply_grad([1], [[2.0]], metrics={"rows": 1})
-        acc.apply_indexed_slices_grad(redisacc.IndexedSlices([[2.0]], [1]), metrics={"rows": 4})
-        with acc.take(2) as taken:
-            assert taken.metrics == {"rows": 2.5}
-        acc.delete()
-
-
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [

@@ -150,23 +150,6 @@ def test_one_that_leaves_hands_over(join, background, parameters, until):
     assert local(parameters, 6).parameters["w"].tobytes() == found["w"].tobytes()
 
 
-def test_an_update_of_ones_own(join, background, parameters):
-    def update(taken, parameters, state):
-        return {"w": parameters["w"] - taken.gradient["w"]}, {"rounds": state["rounds"] + 1}
-
-    every = [join(update=update, state={"rounds": 0}, workers=2, reduction_type="SUM") for _ in range(2)]
-
-    def gradient(number, step, found):
-        return {"w": np.full(1000, number + step, np.float32)}
-
-    running = [background(train, one, 4, gradient=gradient) for one in every]
-    for one in running:
-        one.result(60)
-    step, found = every[0].latest()
-    assert (step, found["w"][0]) == (4, 1 - sum(2 * step + 1 for step in range(4)))
-    assert every[1].latest_state() == (4, {"rounds": 4})
-
-
 @pytest.mark.parametrize(
     ("update", "error", "message"),
     [

@@ -336,7 +336,7 @@ def refusing(daemon):
     return server, refuse, accept
 
 
-@pytest.mark.slow(keep="MISCONF-update|NOREPLICAS-optimizer|OOM-optimizer")
+@pytest.mark.slow(keep="MISCONF-update|OOM-optimizer")
 @both
 @pytest.mark.parametrize("cause", ["NOREPLICAS", "MISCONF", "OOM", "READONLY", "MASTERDOWN", "BUSY"])
 def test_writes_that_are_refused_for_a_while(join, refusing, background, expected, caplog, until, how, cause):

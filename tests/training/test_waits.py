@@ -153,11 +153,3 @@ def test_patience_without_end_says_once_that_the_server_is_away(training, away, 
     published.result()
     assert waiting.result()[0] == 1
     assert chief.step == 1
-
-
-@pytest.mark.thorough
-def test_no_server_at_the_beginning_is_an_error(training, away):
-    away.kill()
-    for open_it in (training.chief, training.worker):
-        with pytest.raises(redisacc.ServerUnavailableError, match="no Redis server answers"):
-            open_it()
