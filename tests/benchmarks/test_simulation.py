@@ -20,12 +20,6 @@ def run(setting, machines, seconds=60.0, seed=3):
     return Training(setting, seed, machines).run(seconds)
 
 
-def test_even_machines_make_a_step_a_second():
-    outcome = run(Setting(8), EVEN, 20.5)
-    assert outcome.times == pytest.approx(list(range(21)))
-    assert (outcome.used, outcome.stale) == (160, 0)
-
-
 def test_the_seed_decides_everything():
     for setting in (Setting(Quorum(2, grace=1.0), "all"), Setting(1, max_staleness=4)):
         one, same, other = (run(setting, MORTAL, seed=seed) for seed in (1, 1, 2))

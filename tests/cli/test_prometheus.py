@@ -92,10 +92,3 @@ def test_export_without_a_server_says_so_in_a_metric(export, proxy):
     proxy.stall()
     assert "redisacc_up 0.0" in exporter.scrape()
     proxy.resume()
-
-
-def test_export_on_a_port_that_is_taken(cli, real_server):
-    port = real_server.url.rsplit(":", 1)[1].split("/")[0]
-    found = cli("serve", "--port", port)
-    assert found.exit_code == 1
-    assert "cannot listen on 127.0.0.1" in found.stderr

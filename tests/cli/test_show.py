@@ -50,23 +50,6 @@ def test_show(cli, cli_json, open_sparse, background, until):
         pass
 
 
-def test_show_of_takers_with_a_grace(cli, cli_json, open_dense, background, until):
-    acc = open_dense("float32", [1], "w", worker="chief")
-    takes = []
-    for options in ({"most": 4, "grace": 2000}, {"grace": 0.5}):
-        takes.append(background(acc.take_grad, 2, **options))
-        until(lambda: len(acc.info().waiting) == len(takes))
-    said = cli("show", "w").stdout
-    assert re.search(r"^  chief requires 2, or up to 4 within 2000 s$", said, re.MULTILINE)
-    assert re.search(r"^  chief requires 2, or up to more within 0.5 s$", said, re.MULTILINE)
-    first, second = cli_json("show", "w")["waiting"]
-    assert (first["most"], first["grace"], second["most"], second["grace"]) == (4, 2000, None, 0.5)
-    acc.delete()
-    for take in takes:
-        with pytest.raises(redisacc.NotFoundError, match="accumulator"):
-            take.result()
-
-
 def test_show_of_late_gradients(cli, cli_json, open_dense):
     acc = open_dense("float32", [1], "w", staleness=3)
     acc.set_global_step(5)
@@ -136,16 +119,16 @@ def test_show_of_weights(cli, cli_json, open_dense, open_sparse, background, unt
     acc.apply_grad([1.0])
     assert "in this round" not in re.sub(r"late .*", "", cli("show", "w").stdout)
     acc.apply_grad([1.0], weight=1.5)
-    take = background(acc.take_grad, min_weight=4, timeout=60)
+    take = background(acc.take_grad, 1, min_weight=4, most=3, grace=2000, timeout=60)
     until(lambda: acc.info().waiting)
     said = cli("show", "w").stdout
     assert re.search(r"^  weight +2.5 in this round$", said, re.MULTILINE)
     assert re.search(r"^  weights +by staleness: inverse_sqrt$", said, re.MULTILINE)
     assert re.search(r"^  mean +divides by the number of gradients, whatever their weights$", said, re.MULTILINE)
-    assert re.search(r" requires 1 with a weight of 4.0$", said, re.MULTILINE)
+    assert re.search(r" requires 1 with a weight of 4.0, or up to 3 within 2000 s$", said, re.MULTILINE)
     facts = cli_json("show", "w")
     assert (facts["total_weight"], facts["staleness_weight"], facts["normalize"]) == (2.5, "inverse_sqrt", "count")
-    assert facts["waiting"][0]["min_weight"] == 4
+    assert [facts["waiting"][0][name] for name in ("min_weight", "most", "grace")] == [4, 3, 2000]
     acc.apply_grad([1.0], weight=1.5)
     take.result()
     rows = open_sparse("float32", [9, 1], "s")

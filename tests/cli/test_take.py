@@ -39,16 +39,8 @@ def test_take_with_a_grace(cli, cli_json, accumulator, tmp_path):
     accumulator.apply_grad([1, 2, 3], 1)
     assert cli("take", "w", 1, *output, "--grace", 3600, "--timeout", 0).exit_code == 4
     assert cli_json("take", "w", 1, *output, "--grace", 0.1)["num_accumulated"] == 1
-    for options, message in (
-        (("--most", 3), "needs a grace"),
-        (("--most", 1, "--grace", 1), "most must be in"),
-        (("--grace", 10**7), "grace must be a number of seconds in"),
-        (("--grace", "nan"), "--grace"),
-        (("--grace", -1), "--grace"),
-    ):
-        found = cli("take", "w", 2, *output, *options)
-        assert found.exit_code == 2, found
-        assert message in found.stderr
+    found = cli("take", "w", 2, *output, "--most", 3)
+    assert (found.exit_code, "needs a grace" in found.stderr) == (2, True)
 
 
 def test_take_to_stdout(cli, accumulator):

@@ -238,17 +238,6 @@ def test_weights_are_shown(monitor, open_dense, background, until):
     take.result()
 
 
-def test_parameters_are_the_end_of_a_round(monitor, open_dense, open_parameters, until):
-    acc, parameters = open_dense("float32", [1], "w"), open_parameters("w")
-    monitor.refresh()
-    acc.apply_grad([1.0])
-    acc.take_grad(1)
-    parameters.publish([1.0], 1)
-    until(lambda: [of for of in monitor._listen().history("w").rounds if of.published])
-    monitor.refresh()
-    assert page(monitor, detail=id_of("w"))["detail:rounds"][0][4][3] >= 0
-
-
 def test_only_what_has_changed_is_read_in_full(monitor, open_dense, commands):
     accs = [open_dense("float32", [1], f"w-{n}") for n in range(5)]
     for acc in accs:

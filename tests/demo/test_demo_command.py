@@ -196,23 +196,6 @@ def test_stopped(
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--workers", "0"], "--workers"),
-        (["--rate", "0"], "--rate"),
-        (["--rate", "nan"], "--rate"),
-        (["--subsampling", "nan"], "--subsampling"),
-        (["--kill", "maybe"], "--kill"),
-    ],
-)
-def test_wrong_usage(options, message, monkeypatch):
-    monkeypatch.delenv("REDISACC_URL", raising=False)
-    found = CliRunner().invoke(demo, options)
-    assert found.exit_code == 2
-    assert message in found.stderr
-
-
-@pytest.mark.parametrize(
     ("options", "exit_code", "message"),
     [
         (["--redis", "redis://127.0.0.1:1"], 6, "127.0.0.1:1"),

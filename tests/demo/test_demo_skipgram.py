@@ -14,7 +14,6 @@ from redisacc.tools.demo.skipgram import (
     Batch,
     Sampler,
     gradients,
-    neighbors,
 )
 from redisacc.tools.demo.text import Corpus
 
@@ -78,12 +77,6 @@ def test_large_scores_stay_finite():
         found = gradients(parameters, batch)
     assert np.isfinite(found["loss"]).all()
     assert np.isfinite(found["position"]).all()
-
-
-def test_neighbors():
-    vectors = np.array([[1, 0], [10, 1], [0, 1], [-1, 0], [0, 0]], "f4")
-    assert neighbors(vectors, 0, 3) == [1, 2, 4]
-    assert sorted(neighbors(vectors, 0, 99)) == [1, 2, 3, 4]
 
 
 # Batches

@@ -45,20 +45,6 @@ def losses(*values):
     return np.array([[value * 10, 10] for value in values])
 
 
-def test_the_comparison(capsys):
-    for leaf in LEAVES:
-        other = trained()
-        other[leaf][0, 1] -= 0.25
-        assert largest_difference(other, trained()) == largest_difference(trained(), other) == 0.25
-    judge(losses(2.0, 1.0), 0.25, 0.25)
-    out = capsys.readouterr().out
-    assert "Loss per pair of words: 2.0000 at the start, 1.0000 at the end." in out
-    assert "between the two results: 2.50e-01\n(at most 2.5e-01 counts as rounding)." in out
-    assert out.endswith("The results agree, and the loss fell.\n")
-    judge(losses(5.0, 3.0, *[9.0] * 16, 1.0, 2.0), 0.0, 1e-3)
-    assert "4.0000 at the start, 1.5000 at the end" in capsys.readouterr().out
-
-
 @every_row(
     "values, difference, message",
     [

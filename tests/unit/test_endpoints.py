@@ -1,6 +1,5 @@
 """Whose settings our own connections take over, which these are, and who opens them."""
 
-import fakeredis
 import pytest
 import redis
 import redis.asyncio
@@ -9,7 +8,7 @@ import valkey
 import valkey.asyncio
 import valkey.sentinel
 
-from redisacc._wire.clients import Endpoint, GivenPool, endpoint_of
+from redisacc._wire.clients import Endpoint, endpoint_of
 
 
 @pytest.mark.parametrize("client", [redis.Redis, valkey.Valkey, redis.asyncio.Redis, valkey.asyncio.Valkey])
@@ -65,27 +64,3 @@ def test_sentinels_are_asked_over_connections_of_our_own(library):
     each = [client.connection_pool.connection_kwargs for client in manager.sentinels]
     assert [(one["host"], one["port"], one["password"]) for one in each] == [("a", 1, "p"), ("b", 2, "p")]
     assert not {*map(id, manager.sentinels)} & {*map(id, finder.sentinels)}
-
-
-class OwnPool(redis.ConnectionPool):
-    """A pool of the user's own."""
-
-
-class OwnConnection(valkey.Connection):
-    """A connection of the user's own: it may change what it sends and receives."""
-
-
-class OwnSentinel(redis.sentinel.Sentinel):
-    """It may find the master in another way."""
-
-
-def test_what_cannot_be_copied_is_used_as_it_is():
-    for pool in (
-        OwnPool(),
-        valkey.ConnectionPool(connection_class=OwnConnection),
-        OwnSentinel([("a", 1)]).master_for("main").connection_pool,
-        fakeredis.FakeRedis().connection_pool,
-    ):
-        way = endpoint_of(pool)
-        assert isinstance(way, GivenPool)
-        assert way.pool is pool
