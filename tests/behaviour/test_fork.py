@@ -69,26 +69,6 @@ def test_a_childs_end_does_not_take_the_parents_private_accumulator_away(real_se
 
 
 @pytest.mark.slow
-@pytest.mark.servers("valkey")
-@pytest.mark.fixed("client")
-def test_a_private_accumulator_of_a_child_is_its_own(open_dense, fork, real_server):
-    acc = open_dense("float32", [1])
-
-    def work():
-        with redisacc.ConditionalAccumulator("float32", [1], redis=real_server.url) as mine:
-            assert mine.accumulator_ref != acc.accumulator_ref
-            mine.apply_grad([1.0])
-            yield mine.take_grad(1).tolist()
-        yield "closed"
-
-    for child in [fork(work), fork(work)]:
-        assert child.value() == [1.0]
-        child.go()
-        assert child.value() == "closed"
-    assert acc.num_accumulated() == 0
-
-
-@pytest.mark.slow
 @pytest.mark.servers(*ONE_NODE)
 def test_nothing_is_imported_later_because_a_fork_during_an_import_would_block_the_child(real_server):
     run(

@@ -1,7 +1,6 @@
 """A handle that is pickled or copied opens the same accumulator by its name, or says why it cannot."""
 
 import copy
-import multiprocessing
 import pickle
 
 import numpy as np
@@ -70,17 +69,6 @@ def test_a_sparse_one_keeps_everything_that_it_was_opened_with(url, monkeypatch)
     monkeypatch.setenv("REDISACC_URL", url.replace("/0", "/1"))
     with pytest.raises(redisacc.NotFoundError, match="accumulator"):
         pickle.loads(pickle.dumps(acc))
-
-
-@pytest.mark.slow
-def test_another_process_gets_it(handle):
-    handle.apply_grad(np.float32([1, 2]))
-    process = multiprocessing.get_context("spawn").Process(target=handle.apply_grad, args=([5, 6],))
-    process.start()
-    process.join(120)
-    assert process.exitcode == 0
-    assert len(handle.info().workers) == 2
-    assert handle.take_grad(2).tolist() == [3, 4]
 
 
 @pytest.mark.parametrize("created_again", [None, "float32", "float64"])

@@ -4,29 +4,12 @@ import gc
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 import redisacc
 
 # How long a private accumulator outlives its owner, in seconds.
 LEASE = 60.0
-
-
-@pytest.mark.every_server
-def test_close_removes_a_private_accumulator(open_dense_stored, open_sparse_stored, client):
-    with open_dense_stored("float32", [500]) as acc:
-        acc.apply_grad(np.ones(500, np.float32))
-        held = acc.take(1)
-        held.__enter__()
-        acc.apply_grad(np.ones(500, np.float32), local_step=1)
-        assert client.keys()
-    assert client.keys() == []
-    for end in ("close", "delete"):
-        acc = open_sparse_stored("float32")
-        acc.apply_grad([1], [1.0])
-        getattr(acc, end)()
-        assert client.keys() == []
 
 
 def test_garbage_collection_removes_a_private_accumulator(client, until):

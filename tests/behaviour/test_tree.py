@@ -188,21 +188,3 @@ def test_opening_with_other_options_or_as_another_kind(open_tree, open_dense, op
             make("float32", [2, 2], "model")
     with pytest.raises(redisacc.InvalidArgumentError, match="its kind is dense, not tree"):
         open_tree(("float32", [2]), "array")
-
-
-def test_small_and_large_leaves_in_any_order(open_tree):
-    # Small neighbors are put together, large leaves are sent from where they are, and lengths are odd on purpose, so
-    # that no leaf but the first begins at a multiple of eight bytes.
-    sizes = {"a": 3, "b": 5001, "c": 9001, "d": 1, "e": 7, "f": 700_001, "g": 5}
-    rng = np.random.default_rng(0)
-    grads = [{name: rng.integers(-9, 9, n).astype(np.float32) for name, n in sizes.items()} for _ in range(3)]
-    # A leaf that is not contiguous, and one of another byte order.
-    wide = np.zeros((9001, 2), np.float32)
-    wide[:, 0] = grads[1]["c"]
-    given = [grads[0], {**grads[1], "c": wide[:, 0]}, {**grads[2], "b": grads[2]["b"].astype(">f4")}]
-    acc = open_tree({name: ("float32", (n,)) for name, n in sizes.items()}, reduction_type="SUM")
-    for grad in given:
-        assert acc.apply_grad(grad)
-    total = acc.take_grad(3)
-    for name in sizes:
-        np.testing.assert_array_equal(total[name], grads[0][name] + grads[1][name] + grads[2][name])

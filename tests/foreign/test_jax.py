@@ -132,13 +132,6 @@ def test_sparse_arrays_are_added_as_rows(open_sparse_stored, make):
     assert_same(slices.to_dense(), WHOLE)
 
 
-def test_entries_that_are_unsorted_and_repeated(open_sparse):
-    acc = open_sparse("float32", [4, 3])
-    indices = jnp.array([[2, 2], [0, 1], [2, 0], [2, 2], [4, 3]])
-    acc.apply_indexed_slices_grad(sparse.BCOO((jnp.array([1.0, 1.0, 2.0, 2.0, 9.0]), indices), shape=(4, 3)))
-    assert_same(acc.take_indexed_slices_grad(1).to_dense(), WHOLE)
-
-
 def test_a_gradient_with_respect_to_a_sparse_array(open_sparse):
     array = sparse.BCOO.fromdense(jnp.array(WHOLE))
     gradient = sparse.grad(lambda array: (array @ jnp.arange(3.0)).sum())(array)

@@ -401,15 +401,6 @@ def test_writes_that_arrive_late(updated, reducing, late, durations, until, part
     assert leftovers(client) == []
 
 
-@pytest.mark.slow
-def test_a_reducer_that_starts_late(updated, reducing):
-    one = updated(OPTIMIZERS["adamw ema"], model_of(SIZES["several parts"]))
-    one.run(20, lambda step: step == 3 and reducing())
-    assert min(one.moved[:3]) > one.dense
-    # It does not add up a round in the middle of which it joins. From some step on, it does everything.
-    assert 0 in one.moved
-
-
 def test_a_training_may_begin_with_the_state_of_another(training):
     """Weights and state that were gathered from one continue in another one, with the same bits."""
     optimizer, weights = Adam(0.01), {"w": np.ones(5, np.float32)}

@@ -6,8 +6,6 @@ import sys
 
 import numpy as np
 import pytest
-import redis
-import valkey
 from click.testing import CliRunner
 from support.until import until
 
@@ -78,17 +76,6 @@ def test_nodes_that_announce_an_unreachable_address(make_cluster):
     expected = rf"127\.0\.0\.1:1, which cannot be reached.*{remedy}"
     with pytest.raises(redisacc.ServerUnavailableError, match=expected):
         dense(f"redis+cluster://127.0.0.1:{other.port}")
-
-
-@pytest.mark.parametrize("kind", [redis.RedisCluster, valkey.ValkeyCluster])
-def test_clients_of_both_libraries(shared_cluster, kind):
-    client = kind(host="127.0.0.1", port=shared_cluster.nodes[0].port)
-    for name in "abc":
-        with dense(client, name) as acc:
-            assert acc.apply_grad(np.ones(3))
-            assert acc.take_grad(1, timeout=20).tolist() == [1, 1, 1]
-            acc.delete()
-    client.close()
 
 
 @pytest.mark.thorough
