@@ -228,10 +228,10 @@ class Parameters(Closing):
         """
         self._publish(tree, step, None, state, False, kept=kept, restores=True)
 
-    def _forget(self) -> None:
-        """Makes this handle one on whatever is published under its name now."""
+    def _forget(self, incarnation: str = "") -> None:
+        """Makes this handle one on whatever is published under its name now; or on this incarnation."""
         given = self._reader.given
-        self._attach("")
+        self._attach(incarnation)
         self._reader.given = given
 
     def _attach(self, incarnation: str) -> None:

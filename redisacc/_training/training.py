@@ -164,11 +164,11 @@ class Training(Closing):
             on_failure.callback(self._opened.close)
             shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
             first = Patience(seconds, shared_name, connect(redis).waits)
-            self._published = self._opened.enter_context(
+            self._parameters = self._opened.enter_context(
                 first.opening(lambda: Parameters(shared_name, redis=redis), "to open the run")
             )
-            self.shared_name = self._published.shared_name
-            transport, name = self._published._transport, self.shared_name
+            self.shared_name = self._parameters.shared_name
+            transport, name = self._parameters._transport, self.shared_name
             if here.role != "chief":
                 told = FollowOptions(number, redis, encoding, finite, patience, here, self)
                 self._worker = first.call(lambda: Worker._of_training(name, told), "to begin to work", in_steps=True)
@@ -180,9 +180,9 @@ class Training(Closing):
                 options["checkpoint"] = replace(checkpoint, folder=folder_of(checkpoint, name).path)
             # What the program gets has the form of what it has given.
             if self._worker is not None:
-                self._worker._parameters._reader.given = self._published._reader.given
+                self._worker._parameters._reader.given = self._parameters._reader.given
             if state is not None:
-                self._published._reader.note_given("state", schema_of(state, "state")[0].structure)
+                self._parameters._reader.note_given("state", schema_of(state, "state")[0].structure)
             self._model = schema_of(parameters, "parameters")[0].stand_in()
             first.call(self._check_model, "to open the run")
             on_failure.pop_all()
@@ -235,6 +235,14 @@ class Training(Closing):
                 'with workers="all", each step has as many as there are: ask how many in the loop over steps()'
             )
         return self._workers
+
+    @property
+    def _published(self) -> Parameters:
+        """A handle on what is published. After a loss, the loop may have continued with another run of this name."""
+        followed = None if self._worker is None else self._worker._parameters._reader.incarnation
+        if followed and followed != self._parameters._reader.incarnation:
+            self._parameters._forget(followed)
+        return self._parameters
 
     @property
     def leads(self) -> bool:

@@ -352,6 +352,20 @@ def test_the_process_that_leads_goes_back_to_no_older_data(join, proxy, real_cli
     assert 1 in looks
 
 
+@pytest.mark.loses_data
+def test_what_is_published_is_read_from_the_run_with_which_the_loop_has_continued(join, training, parameters):
+    """In place of a run that was begun after a loss, the server has its older data again."""
+    with redisacc.Parameters("train", redis=training.client) as handle:
+        handle.publish(parameters, 0)
+        one = join(workers=1)
+        assert one.latest()[0] == 0
+        training.client.flushall()
+    with redisacc.Parameters("train", redis=training.client) as handle:
+        handle.publish(parameters, 7)
+    assert train(one, 9) == [7, 8]
+    assert (one.latest()[0], one.latest_state()[0], one.finished) == (9, 9, True)
+
+
 def test_a_publication_that_comes_later_than_those_of_a_successor(training, proxy):
     """It left before the network was away for longer than the lease, so nothing had said that the lease is lost."""
     first = training.chief(redis=proxy.url)
