@@ -94,19 +94,6 @@ def test_what_cannot_be_done(cli, tmp_path):
     assert cli("checkpoint", "w", "").exit_code == 2
 
 
-@pytest.mark.parametrize("file", [".", "/", "..", "missing/w", "folder"])
-def test_a_path_that_cannot_be_a_file(cli, client, weights, tmp_path, monkeypatch, file):
-    (tmp_path / "folder").mkdir()
-    monkeypatch.chdir(tmp_path / "folder")
-    weights.publish({"w": np.ones(3)}, 7)
-    for command in ("checkpoint", "restore"):
-        found = cli(command, "w", tmp_path / "folder" if file == "folder" else file)
-        assert (found.exit_code, found.stdout) == (1, "")
-        assert found.stderr.startswith("redisacc: ")
-        assert "Traceback" not in found.stderr
-    assert list(tmp_path.rglob("*")) == [tmp_path / "folder"]
-
-
 def test_a_pipe_is_not_replaced(cli, client, weights, tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from support.selection import thorough
 
 import redisacc
 from redisacc.tools.cli.shared.output import json_value
@@ -63,7 +64,7 @@ def test_show_of_late_gradients(cli, cli_json, open_dense):
     assert (facts["max_staleness"], facts["staleness"]) == (3, {"0": 1, "1": 2, "3": 1})
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "uint8", "complex64"])
+@pytest.mark.parametrize("dtype", thorough(["float32", "bfloat16", "int64", "uint8", "complex64"], usual=["bfloat16"]))
 @pytest.mark.parametrize("reduction", ["MEAN", "SUM"])
 def test_rows_equal_peek(cli_json, open_sparse, dtype, reduction):
     accs = [

@@ -5,6 +5,7 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
+from support.selection import thorough
 from terminals import on_a_terminal
 
 import redisacc
@@ -118,7 +119,7 @@ FLOATS = {
 
 @pytest.mark.parametrize("missing", ["zero", "skip"])
 @pytest.mark.parametrize("sparse_mean", ["round", "index"])
-@pytest.mark.parametrize("reduction", ["MEAN", "SUM"])
+@pytest.mark.parametrize("reduction", thorough(["MEAN", "SUM"], usual=["MEAN"]))
 def test_the_rows_of_a_leaf_equal_peek(cli_json, open_tree, missing, sparse_mean, reduction):
     options = {"mean": redisacc.Mean(missing=missing, rows=sparse_mean), "reduction_type": reduction}
     # Some are added in place, and the others are inline or in parts.

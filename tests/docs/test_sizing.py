@@ -26,18 +26,13 @@ def used(client):
 # Workers, rows of a gradient (0: dense), elements of a row, dtype, whether each gradient has rows of its own.
 CASES = [
     (1, 10, 16, "float32", False),
-    (4, 10, 16, "float32", True),
     (16, 40, 16, "float32", True),
     (16, 2, 256, "float64", True),
-    (4, 1, 1024, "bfloat16", False),
     (4, 1000, 16, "float32", True),
-    (4, 2000, 64, "float64", False),
     (16, 0, 10, "float32", False),
-    (4, 0, 1500, "float64", False),
     (4, 0, 3000, "float16", False),
     (4, 0, 300_000, "float32", False),
     (2, 0, 1_000_000, "float32", False),
-    (2, 0, 524_288, "float32", False),
 ]
 
 

@@ -1,6 +1,5 @@
 """The embedded server: its data outlive it, in a directory that one server has at a time."""
 
-import contextlib
 import os
 import signal
 import socket
@@ -50,16 +49,6 @@ def test_temporary_directory_goes_with_the_server(executable):
         os.kill(server.pid, signal.SIGKILL)
         until(lambda: not server.running)
     assert not server.dir.exists()
-
-
-@pytest.mark.slow
-def test_start_waits_until_the_data_are_loaded(executable, tmp_path):
-    count = 200_000
-    with Server(tmp_path, executable=executable) as server, contextlib.closing(server.client()) as client:
-        for start in range(0, count, 1000):
-            client.mset({f"key:{i}": i for i in range(start, start + 1000)})
-    with Server(tmp_path, executable=executable) as server:
-        assert ask(server, "DBSIZE") == count
 
 
 def test_directory_in_use(executable, tmp_path):

@@ -65,20 +65,6 @@ def test_server_that_ends_at_once_is_quoted(tmp_path, monkeypatch):
     assert "complaint 2\n" not in message
 
 
-@pytest.mark.slow
-def test_the_end_of_a_server_is_noticed_however_soon_it_comes(tmp_path):
-    # It may end before its owner looks for the first time.
-    text = """
-        #!/bin/sh
-        [ "$1" = --version ] && { echo "Redis server v=7.0.0"; exit; }
-        exit 5
-    """
-    short_lived = program(tmp_path / "short-lived", text)
-    for _ in range(60):
-        with pytest.raises(ServerError, match="exit code 5"):
-            Server(executable=short_lived).start(timeout=3)
-
-
 def test_data_that_cannot_be_loaded(executable, tmp_path):
     server = Server(tmp_path, durable=True, executable=executable)
     with server:

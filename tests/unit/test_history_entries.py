@@ -90,6 +90,19 @@ def test_a_long_run_has_about_a_thousand_steps(history):
 
 
 @pytest.mark.servers("valkey")
+@pytest.mark.parametrize(
+    ("stride", "thinned"),
+    [(text, "2") for text in ("x", "0", "-1", "nan", "inf", "1e999", "0.5")]
+    + [("2", text) for text in ("x", "nan", "inf", "-inf", "(")],
+)
+def test_foreign_numbers_of_the_thinning_do_no_harm(client, history, stride, thinned):
+    history(range(22))
+    client.hset(RECORD, mapping={"history_stride": stride, "history_thinned": thinned})
+    assert len(history(range(22, 60))) <= 60
+    assert client.hget(RECORD, "history_latest").startswith(b"59 ")
+
+
+@pytest.mark.servers("valkey")
 def test_a_history_whose_record_is_gone_is_replaced(client, history):
     history(range(3))
     client.delete(RECORD)

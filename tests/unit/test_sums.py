@@ -7,7 +7,10 @@ from support.rows import every_row
 from redisacc._arrays import sums as _totals
 from redisacc._arrays.dtypes import find_dtype
 from redisacc._arrays.gradient import Section
+from redisacc._arrays.spec import AccumulatorSpec
 from redisacc._arrays.sums import SparseSum
+from redisacc._format import in_place
+from redisacc.errors import CorruptDataError
 
 
 def sequential(gradients, dtype):
@@ -73,6 +76,37 @@ def test_sparse_sums(name, kind, window, table, monkeypatch):
         np.testing.assert_array_equal(whole.indices, indices)
         assert whole.values.tobytes() == values.tobytes()
         np.testing.assert_array_equal(whole.counts, counts)
+
+
+# What is said in total, the size and the length of a chunk; and of each chunk its number, the gradients in it, its
+# elements, and the sum of their weights.
+NO_SUMS = [
+    (b"2 4", 8, 4, (0, 2, 4, 0), (2, 2, 4, 0)),
+    (b"2 4", 8, 4, (1, 2, 4, 0), (2, 2, 4, 0)),
+    (b"2 4", 8, 4, (0, 2, 4, 0), (1, 1, 4, 0)),
+    (b"2 4", 8, 4, (0, 1, 4, 0), (1, 1, 4, 0)),
+    (b"2 4", 7, 4, (0, 2, 4, 0), (1, 2, 4, 0)),
+    (b"2 4", 7, 4, (0, 2, 4, 0), (1, 2, 2, 0)),
+    (b"2 4 3", 8, 4, (0, 2, 4, 0), (1, 2, 4, 3)),
+    (b"2 4 3", 8, 4, (0, 2, 4, 3), (1, 2, 4, 2.5)),
+    (b"2 4", 8, 4, (0, 2, 4, 3), (1, 2, 4, 3)),
+    (b"2 4", 10**15 + 1, 10**15, (0, 2, 4, 0), (1, 2, 4, 0)),
+    (b"2 2", 0, 4, (0, 2, 4, 0)),
+    (b"2 0", 4, 4),
+]
+
+
+@every_row("row", NO_SUMS)
+def test_chunks_that_are_no_dense_sum(row):
+    total, size, chunk, *chunks = row
+    spec = AccumulatorSpec.of_array("dense", find_dtype("float32"), None, reduction_type="SUM", chunk=chunk)
+    fields = {b"total": total}
+    for place, number, elements, weight in chunks:
+        head = number.to_bytes(7 if weight else 8, "little")
+        weights = b"\x01" + np.float64(weight).tobytes() if weight else b""
+        fields[b"%d" % place] = head + weights + np.ones(elements, "<f4").tobytes()
+    with pytest.raises(CorruptDataError, match="sums"):
+        in_place.unpack(fields, spec, (size,), "sums")
 
 
 def test_gradients_without_rows_cost_the_other_one_no_copy():
