@@ -74,8 +74,6 @@ REFUSED = [
     *((("show", "w", "--index", value)) for value in ("99999999999999999999", "-1", "1.5", "9" * 5000, "nan")),
     ("show", "w", "--top", "0"),
     ("apply", "w", "-", "--local-step", str(2**63)),
-    ("set", "w", f"step={2**63}"),
-    ("take", "w", "0", "--discard"),
     ("watch", "-n", "0"),
     ("watch", "w", "--events", "-n", "-1"),
     ("serve", "--port", "65536"),

@@ -27,10 +27,8 @@ def used(client):
 CASES = [
     (1, 10, 16, "float32", False),
     (16, 40, 16, "float32", True),
-    (16, 2, 256, "float64", True),
     (4, 1000, 16, "float32", True),
     (16, 0, 10, "float32", False),
-    (4, 0, 3000, "float16", False),
     (4, 0, 300_000, "float32", False),
     (2, 0, 1_000_000, "float32", False),
 ]

@@ -49,12 +49,11 @@ recursive = []
 recursive.append(recursive)
 
 NO_INTEGERS = [
-    *(None, "1", b"1", 1.0, np.float64(1), float("nan"), 1j, [1], (1,), np.array([1]), np.array([1, 2]), {}),
-    *(np.array(1.0), True, np.bool_(True), np.array(True), fractions.Fraction(1), Broken(), object(), ...),
-    *(datetime.timedelta(1), np.timedelta64(1, "s"), np.array([], int), np.array([[1]])),
+    *(None, "1", b"1", 1.0, np.float64(1), [1], np.array([1]), True, np.bool_(True), fractions.Fraction(1), Broken()),
+    *(datetime.timedelta(1), np.timedelta64(1, "s")),
     *(2**63, -(2**63) - 1, 10**400, np.uint64(2**64 - 1)),
 ]
-NO_TIMES = [-1, -1e-9, float("nan"), float("-inf"), "1", b"1", [1], 1j, np.array([1.0]), True, -(10**400)]
+NO_TIMES = [-1, -1e-9, float("nan"), "1", [1], np.array([1.0]), True, -(10**400)]
 NO_TEXTS = [1, b"x", ["x"], object(), 1.5, True, Broken(), SURROGATE]
 NO_NAMES = [*NO_TEXTS, "a\nb", "x" * 1000]
 MISSING = [
@@ -63,9 +62,8 @@ MISSING = [
     Column(null_count=lambda: 1),
 ]
 NO_ARRAYS = [
-    *(None, "abc", b"abc", {}, {"a": 1}, set(), object(), Broken(), ..., [[1], [2, 3]], recursive, Broken),
-    *(["a", "b", "c"], [None] * 3, [object()] * 3, np.array([1, 2, 3], object), np.zeros(3, "S1"), iter("abc")),
-    *(np.zeros(3, "datetime64[s]"), np.zeros(3, "timedelta64[s]"), np.zeros(3, "V4"), np.zeros(3, [("a", "f4")])),
+    *(None, "abc", {"a": 1}, object(), Broken(), [[1], [2, 3]], recursive, Broken, [None] * 3, iter("abc")),
+    *(np.array([1, 2, 3], object), np.zeros(3, "S1"), np.zeros(3, "datetime64[s]"), np.zeros(3, [("a", "f4")])),
     *([1j, 1j, 1j], np.zeros(3, np.complex64), [10**400, 1, 1], [fractions.Fraction(1, 3)] * 3, *MISSING),
 ]
 # Eight petabytes, all one element: touching them would kill the process.
@@ -77,13 +75,13 @@ WRONG_ROWS = [
 ]
 WRONG_INDICES = [
     *(-1, 1.0, [1.0], [float("nan")], [np.inf], [-1], [4], [2**63 - 1], [2**63], [2**64], [10**30], [-(2**63)]),
-    *([[1]], 1, [1, 2], [], ["1"], "1", b"1", [b"1"], [None], None, {}, {1: 2}, [True], [1j], object(), Broken()),
+    *([[1]], 1, [1, 2], [], ["1"], "1", [None], None, {1: 2}, [True], [1j], Broken()),
     *(np.array([1], object), np.array([1], "datetime64[s]"), np.array([2**64 - 1], np.uint64), [[1], [2, 3]]),
     *(np.ma.masked_array([1], [True]), recursive, range(3), np.array([1], np.float16), np.array(["1"]), *MISSING),
 ]
 WRONG_WHOLES = [
     *(4, "42", b"42", [4.0, 2.0], [float("nan"), 2], [[4, 2]], [4], [], [3, 2], [4, 3], [-1, 2], [4, -1], {}),
-    *(["4", "2"], [4, None], [4, 2**64], object(), Broken(), np.array([4, 2], object), [True, True], [None]),
+    *(["4", "2"], [4, None], [4, 2**64], Broken(), np.array([4, 2], object), [True, True]),
     *([4, 2, "x"], [4, 2, 0.5]),
 ]
 NO_SLICES = [
@@ -91,8 +89,8 @@ NO_SLICES = [
     types.SimpleNamespace(indices=[1], values=ROW),
 ]
 NO_SHAPES = [
-    *(5, "3", b"3", 3.0, [1.5], [-2], [[1]], ["3"], [True], [None, "x"], {}, {1: 2}, {1}, object(), Broken(), ...),
-    *(np.array(3), np.array([[3]]), np.array([3.0]), [2**63], [2**40, 2**40], [float("nan")], iter([3]), -1, True),
+    *(5, "3", [1.5], [-2], [[1]], ["3"], [True], [None, "x"], {1: 2}, Broken(), np.array([[3]]), [2**63]),
+    *([2**40, 2**40], iter([3]), True),
     [1] * 255,
 ]
 NO_SHARED_NAMES = [

@@ -203,11 +203,6 @@ def test_an_accumulator_that_is_ahead_of_all_weights_is_replaced():
     assert last.view.gradients == 0
 
 
-def test_the_undisturbed_step_does_nothing_else():
-    view = View(published=1, memory=1, is_open=True, gradients=1, has_quorum=True, may_be_left=False)
-    assert next_action(view) is Action.PROCEED
-
-
 def test_what_follows_from_the_round_may_be_published_already():
     """The reply was lost. The same call finds out whether it was this process that has published it."""
     view = View(published=2, memory=1, is_open=True, gradients=2, has_quorum=True, round=1)

@@ -241,11 +241,3 @@ def test_spans_of_asyncio_have_the_parents_of_their_tasks(real_server, recorded)
     assert take.parent.span_id == tasks["task 0"]
     assert sorted(apply.parent.span_id for apply in applies) == sorted([tasks["task 1"], tasks["task 2"]])
     assert sorted(linked(take)) == sorted(ids(applies))
-
-
-def test_gradients_in_partitions_are_linked_too(open_dense, recorded):
-    acc = open_dense("float32", [40_000], "w", limits=redisacc.Limits(in_place=0), partitions=2)
-    acc.apply_grad(np.ones(40_000, np.float32))
-    acc.take_grad(1)
-    (apply,), (take,) = recorded.spans("apply"), recorded.spans("take")
-    assert linked(take) == ids([apply])
