@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import ipaddress
 import os
 import platform
 import socket
-import ssl
 import stat
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 from urllib.parse import quote
+
+import redis
 
 from redisacc.errors import InvalidArgumentError, ServerError
 
-__all__ = ["LOOPBACK", "TLS", "Address", "TCPAddress", "UnixAddress", "free_port", "is_loopback"]
+__all__ = ["LOOPBACK", "TLS", "Address", "TCPAddress", "UnixAddress", "facts_in", "free_port", "is_loopback"]
 
 LOOPBACK = "127.0.0.1"
 
@@ -51,17 +53,6 @@ class TLS:
     key: Path
     authority: Path
 
-    def wrap(self, connection: socket.socket) -> socket.socket:
-        """Returns a connection over which TLS is spoken, as a client.
-
-        Raises:
-            OSError: the other side does not speak TLS, or is not trusted; or a file cannot be read.
-        """
-        context = ssl.create_default_context(cafile=self.authority)
-        context.check_hostname = False
-        context.load_cert_chain(self.certificate, self.key)
-        return context.wrap_socket(connection)
-
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments of a client of redis-py."""
@@ -79,8 +70,39 @@ class TLS:
         return [*files, "--tls-ca-cert-file", str(self.authority), "--tls-cluster", "yes", "--tls-replication", "yes"]
 
 
+class _Place(Protocol):
+    """Where a server answers."""
+
+    @property
+    def url(self) -> str:
+        """The URL for redis-py."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments that a client of redis-py needs besides the URL."""
+
+    def ask(self, *command: str | int, timeout: float = 5.0) -> Any:
+        """Returns the reply of the server to a command as it is, its strings decoded.
+
+        Raises:
+            redis.RedisError: the server does not answer in time, or refuses the command.
+        """
+        # Each time a new connection: a server that was killed and started again would break an old one.
+        options: dict[str, Any] = {**self.settings, "socket_timeout": timeout, "socket_connect_timeout": timeout}
+        options |= {"decode_responses": True, "encoding_errors": "replace"}
+        with contextlib.closing(redis.Redis.from_url(self.url, **options)) as client:
+            # redis-py would make a dict of some replies.
+            client.response_callbacks.clear()
+            return client.execute_command(*command)  # type: ignore[no-untyped-call]
+
+
+def facts_in(reply: object) -> dict[str, str]:
+    """Returns the lines NAME:VALUE of a reply."""
+    return dict(line.split(":", 1) for line in str(reply).splitlines() if ":" in line)
+
+
 @dataclasses.dataclass(frozen=True)
-class TCPAddress:
+class TCPAddress(_Place):
     """A TCP port on 127.0.0.1 and, where the machine has it, ::1; or on another address of this machine.
 
     Attributes:
@@ -125,20 +147,9 @@ class TCPAddress:
         settings = {} if self.tls is None else self.tls.settings
         return settings if self.password is None else {**settings, "password": self.password}
 
-    def connect(self, timeout: float) -> socket.socket:
-        """Returns a connection. `timeout`, in seconds, holds for connecting and for each later operation."""
-        connection = socket.create_connection((self.host, self.port), timeout)
-        if self.tls is None:
-            return connection
-        try:
-            return self.tls.wrap(connection)
-        except BaseException:
-            connection.close()
-            raise
-
 
 @dataclasses.dataclass(frozen=True)
-class UnixAddress:
+class UnixAddress(_Place):
     """The absolute path of a Unix socket.
 
     Raises:
@@ -167,17 +178,6 @@ class UnixAddress:
         """The arguments that a client of redis-py needs besides the URL: none."""
         return {}
 
-    def connect(self, timeout: float) -> socket.socket:
-        """Returns a connection. `timeout`, in seconds, holds for connecting and for each later operation."""
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.settimeout(timeout)
-            connection.connect(str(self.path))
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
     def check_unused(self) -> None:
         """Checks that a server may create its socket at the path. A starting server deletes whatever is there.
 
@@ -193,7 +193,9 @@ class UnixAddress:
         if not stat.S_ISSOCK(mode):
             raise ServerError(f"{self.path} exists and is not a socket")
         try:
-            self.connect(timeout=1).close()
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(1)
+                probe.connect(str(self.path))
         except ConnectionRefusedError:
             return  # left behind by a server that was killed
         except OSError as error:

@@ -12,8 +12,9 @@ from typing import Any, Self
 
 import redis
 
+from redisacc.embedded.addresses import TCPAddress
 from redisacc.embedded.cluster_node import BUS_OFFSET, CONFIGURATION, ClusterNode
-from redisacc.embedded.forming import Node, await_nodes, form, is_complete, knows, own_slots
+from redisacc.embedded.forming import await_nodes, form, is_complete, knows, own_slots
 from redisacc.errors import InvalidArgumentError, ServerError
 
 __all__ = ["Cluster"]
@@ -105,7 +106,7 @@ class Cluster:
                 node.start(timeout)
             deadline = time.monotonic() + timeout
             try:
-                form(self._nodes, self._masters, deadline, self._explain)
+                form(self._addresses, self._masters, deadline, self._explain)
             except redis.RedisError as error:
                 raise ServerError(f"a node of the cluster does not do what makes it one: {error}") from error
             on_failure.pop_all()
@@ -121,9 +122,12 @@ class Cluster:
                 "same numbers of masters and replicas, or another directory"
             )
 
-    def _explain(self, node: Node) -> str:
-        assert isinstance(node, ClusterNode)
-        return f"; the log of one ends with:\n{node.log_tail()}"
+    @property
+    def _addresses(self) -> list[TCPAddress]:
+        return [node.where for node in self._nodes]
+
+    def _explain(self, address: TCPAddress) -> str:
+        return f"; the log of one ends with:\n{self._nodes[self._addresses.index(address)].log_tail()}"
 
     def stop(self) -> None:
         """Stops all nodes and blocks until they have ended and their latest data is on disk."""
@@ -145,7 +149,7 @@ class Cluster:
         Raises:
             ServerError: the cluster was never started.
         """
-        return "redis+cluster://" + ",".join(f"127.0.0.1:{_port(node)}" for node in self._nodes)
+        return "redis+cluster://" + ",".join(map(str, self._addresses))
 
     def owner(self, key: str) -> ClusterNode:
         """Returns the node that owns the slot of a key at this moment.
@@ -158,7 +162,7 @@ class Cluster:
                 slot = int(node.ask("CLUSTER", "KEYSLOT", key))
                 # Each node knows best what it owns itself.
                 for start, end, master, *_ in node.ask("CLUSTER", "SLOTS"):
-                    if start <= slot <= end and master[1] == _port(node):
+                    if start <= slot <= end and master[1] == node.where.port:
                         return node
         raise ServerError(f"no node owns the slot of the key {key!r}")
 
@@ -171,11 +175,11 @@ class Cluster:
         node = self._new_node(None, len(self._nodes))
         node.start(timeout)
         self._nodes.append(node)
-        self._nodes[0].ask("CLUSTER", "MEET", "127.0.0.1", _port(node))
+        self._nodes[0].ask("CLUSTER", "MEET", "127.0.0.1", node.where.port)
         deadline = time.monotonic() + timeout
         number = len(self._nodes)
-        await_nodes(self._nodes, deadline, "know each other", lambda other: knows(other, number), self._explain)
-        await_nodes(self._nodes, deadline, "report that the cluster is complete", is_complete, self._explain)
+        await_nodes(self._addresses, deadline, "know each other", lambda other: knows(other, number), self._explain)
+        await_nodes(self._addresses, deadline, "report that the cluster is complete", is_complete, self._explain)
         return node
 
     def remove_master(self, node: ClusterNode) -> None:
@@ -189,7 +193,7 @@ class Cluster:
         """
         if node not in self._nodes[1:]:
             raise InvalidArgumentError("only a node of this cluster other than its first one can be removed")
-        if own_slots(node):
+        if own_slots(node.where):
             raise InvalidArgumentError(f"the node at port {node.port} owns slots: move them to others before it goes")
         identity = node.ask("CLUSTER", "MYID")
         self._nodes.remove(node)
@@ -206,7 +210,7 @@ class Cluster:
         Args:
             **kw: arguments of `redis.RedisCluster`.
         """
-        return redis.RedisCluster(host="127.0.0.1", port=_port(self._nodes[0]), **kw)
+        return redis.RedisCluster(host="127.0.0.1", port=self._nodes[0].where.port, **kw)
 
     def __enter__(self) -> Self:
         """Starts the cluster."""
@@ -223,9 +227,3 @@ class Cluster:
 def _check(what: str, value: int, low: int, high: int) -> None:
     if type(value) is not int or not low <= value <= high:
         raise InvalidArgumentError(f"{what} must be an int from {low} to {high}, not {value!r}")
-
-
-def _port(node: ClusterNode) -> int:
-    port = node.port
-    assert port is not None, "a node of a cluster has a TCP port"
-    return port

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from redisacc.embedded.addresses import LOOPBACK, TCPAddress, free_port
-from redisacc.embedded.forming import send
 from redisacc.embedded.server import Server
 from redisacc.errors import ServerError
 
@@ -118,4 +117,4 @@ class ClusterNode(Server):
         Raises:
             redis.RedisError: the node does not answer in time, or refuses the command.
         """
-        return send(self.where, *command, timeout=timeout)
+        return self.where.ask(*command, timeout=timeout)

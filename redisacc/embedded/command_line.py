@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from redisacc.embedded.addresses import LOOPBACK, Address, UnixAddress
-from redisacc.embedded.persistence import Persistence
+from redisacc.embedded.data_directory import Persistence
 from redisacc.embedded.program import Program
 
 __all__ = ["ENVIRONMENT", "secrets", "server_command"]

@@ -1,9 +1,10 @@
-"""The directory in which a server keeps its data, and the lock that reserves it for one server."""
+"""How and where a server keeps its data, and the lock that reserves the directory for one server."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import fcntl
 import logging
 import os
@@ -16,7 +17,7 @@ from typing import Self
 from redisacc.embedded.program import Program
 from redisacc.errors import ServerError
 
-__all__ = ["DataDirectory", "DirectoryInUseError"]
+__all__ = ["DataDirectory", "DirectoryInUseError", "Persistence"]
 
 _log = logging.getLogger("redisacc")
 
@@ -29,6 +30,19 @@ _FILE_OF_62 = "appendonly.aof"
 _MANIFEST = Path("appendonlydir", "appendonly.aof.manifest")
 # Files that a server was writing when it was killed.
 _UNFINISHED = ("temp-*.rdb", "temp-rewriteaof-*.aof")
+
+
+class Persistence(enum.Enum):
+    """How a server keeps its data. The value says, as the end of a sentence, what a crash can lose."""
+
+    NONE = "keeps nothing on disk: its data end with it"
+    SNAPSHOTS = (
+        "saves a snapshot a minute after a change, and when it is stopped: a crash of the server loses what changed "
+        "since the last snapshot"
+    )
+    APPEND_ONLY_FILE = (
+        "appends every change to a file: a crash of the server or of the machine loses at most about two seconds"
+    )
 
 
 class DirectoryInUseError(ServerError):

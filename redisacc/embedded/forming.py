@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import redis
 
-from redisacc.embedded.addresses import TCPAddress
+from redisacc.embedded.addresses import TCPAddress, facts_in
 from redisacc.errors import ServerError
 
 __all__ = [
     "SLOTS",
     "Line",
-    "Node",
-    "RemoteNode",
     "await_nodes",
     "facts_of",
     "form",
@@ -25,7 +22,6 @@ __all__ = [
     "knows",
     "lines_of",
     "own_slots",
-    "send",
 ]
 
 SLOTS = 16_384
@@ -33,51 +29,7 @@ SLOTS = 16_384
 _ASK_PAUSE = 0.02  # seconds
 
 
-class Node(Protocol):
-    """A node, which may run on another machine."""
-
-    @property
-    def where(self) -> TCPAddress:
-        """Where other nodes and clients reach it."""
-
-    def ask(self, *command: str | int) -> Any:
-        """Returns its reply to a command, its strings decoded."""
-
-
-class RemoteNode:
-    """A node that another process has started.
-
-    Args:
-        where: its address.
-    """
-
-    def __init__(self, where: TCPAddress) -> None:
-        self.where = where
-
-    def ask(self, *command: str | int) -> Any:
-        """Returns its reply to a command as it is, its strings decoded.
-
-        Raises:
-            redis.RedisError: the node does not answer in time, or refuses the command.
-        """
-        return send(self.where, *command)
-
-
-def send(where: TCPAddress, *command: str | int, timeout: float = 5.0) -> Any:
-    """Returns the reply of the node at an address to a command as it is, its strings decoded.
-
-    Raises:
-        redis.RedisError: the node does not answer in time, or refuses the command.
-    """
-    # Each time a new connection: a node that was killed and started again would break an old one.
-    options: dict[str, Any] = {**where.settings, "socket_timeout": timeout, "socket_connect_timeout": timeout}
-    with contextlib.closing(redis.Redis.from_url(where.url, decode_responses=True, **options)) as client:
-        # redis-py would make a dict of some replies.
-        client.response_callbacks.clear()
-        return client.execute_command(*command)  # type: ignore[no-untyped-call]
-
-
-def form(nodes: Sequence[Node], masters: int, deadline: float, explain: Callable[[Node], str]) -> None:
+def form(nodes: Sequence[TCPAddress], masters: int, deadline: float, explain: Callable[[TCPAddress], str]) -> None:
     """Makes nodes one cluster, unless an earlier run has done so. Blocks until all of them say that it is complete.
 
     Args:
@@ -99,7 +51,7 @@ def form(nodes: Sequence[Node], masters: int, deadline: float, explain: Callable
             node.ask("CLUSTER", "SET-CONFIG-EPOCH", number)
     for node in others:
         # Also tells nodes that know each other where they are now.
-        first.ask("CLUSTER", "MEET", node.where.host, node.where.port)
+        first.ask("CLUSTER", "MEET", node.host, node.port)
     await_nodes(nodes, deadline, "know each other", lambda node: knows(node, len(nodes)), explain)
     for number, node in enumerate(nodes[masters:]):
         if "slave" not in _own_line(node).flags and not own_slots(node):
@@ -110,11 +62,11 @@ def form(nodes: Sequence[Node], masters: int, deadline: float, explain: Callable
 
 
 def await_nodes(
-    nodes: Sequence[Node],
+    nodes: Sequence[TCPAddress],
     deadline: float,
     what: str,
-    is_done: Callable[[Node], bool],
-    explain: Callable[[Node], str],
+    is_done: Callable[[TCPAddress], bool],
+    explain: Callable[[TCPAddress], str],
 ) -> None:
     """Blocks until all nodes satisfy a condition.
 
@@ -131,7 +83,7 @@ def await_nodes(
             time.sleep(_ASK_PAUSE)
 
 
-def is_complete(node: Node) -> bool:
+def is_complete(node: TCPAddress) -> bool:
     """Returns whether a node sees an owner for every slot, and is in step with its master if it is a replica."""
     facts = facts_of(node)
     if facts["cluster_state"] != "ok" or facts["cluster_slots_ok"] != str(SLOTS):
@@ -140,24 +92,24 @@ def is_complete(node: Node) -> bool:
     return "role:master" in replication or "master_link_status:up" in replication
 
 
-def knows(node: Node, number: int) -> bool:
+def knows(node: TCPAddress, number: int) -> bool:
     """Returns whether a node knows this number of nodes, and has greeted all of them."""
     lines = lines_of(node)
     return len(lines) == number and not any({"handshake", "noaddr"} & set(line.flags) for line in lines)
 
 
-def own_slots(node: Node) -> list[str]:
+def own_slots(node: TCPAddress) -> list[str]:
     """Returns the ranges of slots that a node owns in its own view, and those that are being moved."""
     return _own_line(node).rest[4:]
 
 
-def _own_line(node: Node) -> Line:
+def _own_line(node: TCPAddress) -> Line:
     return next(line for line in lines_of(node) if "myself" in line.flags)
 
 
-def facts_of(node: Node) -> dict[str, str]:
+def facts_of(node: TCPAddress) -> dict[str, str]:
     """Returns a node's view of the cluster: the lines of CLUSTER INFO."""
-    return dict(line.split(":", 1) for line in str(node.ask("CLUSTER", "INFO")).splitlines() if ":" in line)
+    return facts_in(node.ask("CLUSTER", "INFO"))
 
 
 class Line(NamedTuple):
@@ -184,19 +136,19 @@ class Line(NamedTuple):
         """The id of the master of its shard."""
         return self.identity if self.master == "-" else self.master
 
-    def is_of(self, node: Node) -> bool:
+    def is_of(self, node: TCPAddress) -> bool:
         """Returns whether the line describes this node."""
         # CLUSTER NODES puts an IPv6 address into no brackets.
-        return self.address.partition("@")[0] == f"{node.where.host}:{node.where.port}"
+        return self.address.partition("@")[0] == f"{node.host}:{node.port}"
 
 
-def lines_of(node: Node) -> list[Line]:
+def lines_of(node: TCPAddress) -> list[Line]:
     """Returns what a node says about each node."""
     lines = [line.split() for line in str(node.ask("CLUSTER", "NODES")).splitlines()]
     return [Line(line[0], line[1], line[2].split(","), line[3], line[4:]) for line in lines if len(line) >= 8]
 
 
-def _assign(node: Node, start: int, end: int) -> None:
+def _assign(node: TCPAddress, start: int, end: int) -> None:
     """Gives a node the slots from ``start`` up to, but not including, ``end``."""
     try:
         node.ask("CLUSTER", "ADDSLOTSRANGE", start, end - 1)
@@ -205,14 +157,14 @@ def _assign(node: Node, start: int, end: int) -> None:
         node.ask("CLUSTER", "ADDSLOTS", *range(start, end))
 
 
-def _known_replicas(node: Node) -> int:
+def _known_replicas(node: TCPAddress) -> int:
     """Returns how many replicas a node knows, which it tells clients as well."""
     return len(
         {tuple(map(str, replica)) for _, _, _, *replicas in node.ask("CLUSTER", "SLOTS") for replica in replicas}
     )
 
 
-def _replicate(node: Node, master: Node, deadline: float) -> None:
+def _replicate(node: TCPAddress, master: TCPAddress, deadline: float) -> None:
     identity = master.ask("CLUSTER", "MYID")
     while True:
         try:

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -115,7 +115,7 @@ class GuardedProcess:
             as any process can write into it.
         log: descriptor of the server's standard output and standard error.
         environment: variables that are set unless this process has them already.
-        written: what the server reads from its standard input, less than a pipe holds. None means it has none.
+        written: what the server reads from its standard input, less than a pipe holds.
 
     Raises:
         OSError: the shell can't be started.
@@ -129,12 +129,15 @@ class GuardedProcess:
         lock: int,
         log: int,
         environment: dict[str, str],
-        written: bytes | None = None,
+        written: bytes,
     ) -> None:
         self._directory = directory
         self.guard = Guard(math.ceil(durations.ending), directory=directory.path, temporary=directory.temporary)
         try:
-            with _input(written) as stdin:
+            reader, writer = os.pipe()
+            with open(reader) as stdin:
+                with open(writer, "wb") as file:
+                    file.write(written)
                 self._server = subprocess.Popen(
                     ["/bin/sh", "-c", _TELL_AND_EXECUTE, "sh", *command],
                     stdin=stdin,
@@ -197,23 +200,6 @@ class GuardedProcess:
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
-
-
-@contextlib.contextmanager
-def _input(written: bytes | None) -> Iterator[int]:
-    """Provides a standard input that holds these bytes, during a block."""
-    if written is None:
-        yield subprocess.DEVNULL
-        return
-    reader, writer = os.pipe()
-    try:
-        try:
-            os.write(writer, written)
-        finally:
-            os.close(writer)
-        yield reader
-    finally:
-        os.close(reader)
 
 
 def status_text(status: int) -> str:

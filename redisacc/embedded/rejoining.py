@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import redis
 
-from redisacc.embedded.forming import Line, Node, facts_of, lines_of
+from redisacc.embedded.addresses import TCPAddress
+from redisacc.embedded.forming import Line, facts_of, lines_of
 from redisacc.errors import ServerError
 
 __all__ = ["NoNodeAnswersError", "configuration_of", "find_master_to_follow", "hand_over"]
@@ -25,7 +26,7 @@ class NoNodeAnswersError(ServerError):
     """No other node answers, or a replica has not taken over yet, which may pass."""
 
 
-def _view(nodes: Sequence[Node]) -> tuple[list[Line], str]:
+def _view(nodes: Sequence[TCPAddress]) -> tuple[list[Line], str]:
     """Returns what the first node that answers knows of the cluster, and its current epoch.
 
     Raises:
@@ -36,11 +37,11 @@ def _view(nodes: Sequence[Node]) -> tuple[list[Line], str]:
         try:
             return lines_of(node), facts_of(node).get("cluster_current_epoch", "0")
         except redis.RedisError as error:
-            errors.append(f"{node.where}: {error}")
+            errors.append(f"{node}: {error}")
     raise NoNodeAnswersError(f"no other node of the cluster answers ({'; '.join(errors) or 'there is none'})")
 
 
-def configuration_of(identity: str, others: Sequence[Node], release: tuple[int, int]) -> bytes:
+def configuration_of(identity: str, others: Sequence[TCPAddress], release: tuple[int, int]) -> bytes:
     """Returns a configuration with which a node begins as a node that the cluster knows.
 
     Args:
@@ -73,7 +74,7 @@ def configuration_of(identity: str, others: Sequence[Node], release: tuple[int, 
     return "".join([*text, f"vars currentEpoch {int(epoch)} lastVoteEpoch {int(epoch)}\n"]).encode()
 
 
-def _shard_ids(lines: Sequence[Line], nodes: Sequence[Node]) -> dict[str, str]:
+def _shard_ids(lines: Sequence[Line], nodes: Sequence[TCPAddress]) -> dict[str, str]:
     """Returns the id of each shard by the id of its master. One that no node tells is new: the others accept it."""
     found = {line.shard: secrets.token_hex(20) for line in lines}
     for line in lines:
@@ -84,7 +85,7 @@ def _shard_ids(lines: Sequence[Line], nodes: Sequence[Node]) -> dict[str, str]:
     return found
 
 
-def hand_over(identity: str, others: Sequence[Node], deadline: float) -> None:
+def hand_over(identity: str, others: Sequence[TCPAddress], deadline: float) -> None:
     """Lets a replica take over from a node that returns without data, and blocks until it has.
 
     Otherwise the replica would copy the emptiness of its master, and the data would be lost. Has no effect if the node
@@ -102,7 +103,7 @@ def hand_over(identity: str, others: Sequence[Node], deadline: float) -> None:
         if replica is None:
             return
         if time.monotonic() >= deadline:
-            raise NoNodeAnswersError(f"the replica at {replica.where} did not take over from its master in time")
+            raise NoNodeAnswersError(f"the replica at {replica} did not take over from its master in time")
         # Without a vote: the master is gone, and this call comes from the host that has it. It is refused if the others
         # have voted for the replica just now.
         with contextlib.suppress(redis.RedisError):
@@ -110,14 +111,14 @@ def hand_over(identity: str, others: Sequence[Node], deadline: float) -> None:
         time.sleep(_PAUSE)
 
 
-def _answers(node: Node) -> bool:
+def _answers(node: TCPAddress) -> bool:
     try:
         return bool(node.ask("PING"))
     except redis.RedisError:
         return False
 
 
-def find_master_to_follow(identity: str, others: Sequence[Node], host: str) -> str | None:
+def find_master_to_follow(identity: str, others: Sequence[TCPAddress], host: str) -> str | None:
     """Returns the id of a master on another host that has slots and no replica; None if this node is not free.
 
     Args:

@@ -15,9 +15,8 @@ import redis
 
 from redisacc._interrupts import interrupt_in
 from redisacc.embedded.addresses import LOOPBACK, TLS, Address, TCPAddress, UnixAddress, free_port
-from redisacc.embedded.data_directory import DataDirectory
+from redisacc.embedded.data_directory import DataDirectory, Persistence
 from redisacc.embedded.forks import handlers_deferred
-from redisacc.embedded.persistence import Persistence
 from redisacc.embedded.program import Program, find_program
 from redisacc.embedded.server_process import PortInUseError, ServerProcess
 from redisacc.errors import InvalidArgumentError, ServerError

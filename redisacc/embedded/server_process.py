@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Sequence
 
 import redis
 
-from redisacc.embedded.addresses import Address, TCPAddress
+from redisacc._interrupts import interrupt_in
+from redisacc.embedded.addresses import Address, TCPAddress, facts_in
 from redisacc.embedded.command_line import ENVIRONMENT, secrets, server_command
-from redisacc.embedded.data_directory import DataDirectory, DirectoryInUseError
+from redisacc.embedded.data_directory import DataDirectory, DirectoryInUseError, Persistence
 from redisacc.embedded.forks import disown_after_fork, fork_lock, handlers_deferred
 from redisacc.embedded.guarded_process import GuardedProcess, status_text
 from redisacc.embedded.log_file import LogFile
-from redisacc.embedded.persistence import Persistence
 from redisacc.embedded.program import Program
-from redisacc.embedded.status import ask_status
 from redisacc.errors import ServerError
 
 __all__ = ["PortInUseError", "ServerProcess"]
@@ -37,6 +37,7 @@ class PortInUseError(ServerError):
     """Another process took the port."""
 
 
+@dataclasses.dataclass(eq=False)
 class ServerProcess:
     """One run of a server, from its start to its end.
 
@@ -45,25 +46,19 @@ class ServerProcess:
         directory: the data directory.
         address: where the server listens.
         persistence: how the server keeps its data.
+        options: further arguments of the server program.
         process: the server, and the guard that ends it when its owner is gone.
         owned: whether this process has started the server; False before `start` and in a forked child.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        directory: DataDirectory,
-        address: Address,
-        persistence: Persistence,
-        options: Sequence[str] = (),
-    ) -> None:
-        self.program = program
-        self.directory = directory
-        self.address = address
-        self.persistence = persistence
-        self._options = options
-        self._ready = False
-        self.owned = False
+    program: Program
+    directory: DataDirectory
+    address: Address
+    persistence: Persistence
+    options: Sequence[str]
+
+    owned = False
+    _ready = False
 
     def start(self) -> None:
         """Starts the server, without waiting until it answers. Must be called once.
@@ -111,15 +106,14 @@ class ServerProcess:
                         self.persistence,
                         append_only=append_only or self._leaves_file,
                     )
-                    written = secrets(self.address)
                     self.process = GuardedProcess(
-                        # A final "-" is the standard input.
-                        [*command, *self._options, *["-"] * bool(written)],
+                        # The "-" is the standard input.
+                        [*command, *self.options, "-"],
                         directory=self.directory,
                         lock=lock,
                         log=writer.fileno(),
                         environment=ENVIRONMENT,
-                        written=written or None,
+                        written=secrets(self.address),
                     )
             on_failure.pop_all()
 
@@ -137,14 +131,13 @@ class ServerProcess:
         loaded_bytes = None
         pause = 0.005
         while (exit_status := self.process.exit_status()) is None:
-            status = ask_status(self.address, _STARTING_STATUS_TIMEOUT)
-            if status is not None and status.pid == self.process.pid:
-                if status.ready:
+            if facts := self._facts(_STARTING_STATUS_TIMEOUT):
+                if facts.get("loading") == "0":
                     self._ready = True
                     self.directory.sign(f"{self.address.url} (process {self.process.pid})")
                     return
-                if status.loaded_bytes != loaded_bytes:
-                    loaded_bytes = status.loaded_bytes
+                if (now := facts.get("loading_loaded_bytes")) != loaded_bytes:
+                    loaded_bytes = now
                     deadline = time.monotonic() + timeout
             if time.monotonic() >= deadline:
                 raise ServerError(f"{self.program.version} has not answered for {timeout:g} s{self._end_of_log()}")
@@ -185,8 +178,17 @@ class ServerProcess:
         """Returns whether the server process is alive; in a forked child, whether it answers."""
         if self.owned:
             return self.process.exit_status() is None
-        status = ask_status(self.address, _RUNNING_STATUS_TIMEOUT)
-        return status is not None and status.pid == self.process.pid
+        return bool(self._facts(_RUNNING_STATUS_TIMEOUT))
+
+    def _facts(self, timeout: float) -> dict[str, str]:
+        """Returns what this server says about itself; nothing if it does not answer, or something else does."""
+        try:
+            facts = facts_in(self.address.ask("INFO", timeout=timeout))
+        except (OSError, redis.RedisError) as error:
+            if interrupt_in(error) is not None:
+                raise
+            return {}
+        return facts if facts.get("process_id") == str(self.process.pid) else {}
 
     def log_tail(self, lines: int) -> str:
         """Returns the last lines that the server has logged. Must not be called in a forked child."""

@@ -8,7 +8,6 @@ import redis
 from owners import REAL
 
 from redisacc.embedded import Cluster
-from redisacc.embedded.addresses import TCPAddress
 from redisacc.embedded.cluster_node import CONFIGURATION
 from redisacc.embedded.forming import is_complete, own_slots
 from redisacc.embedded.program import find_program
@@ -68,7 +67,7 @@ def test_a_replica_that_the_others_vote_for_while_it_is_told_to_take_over(execut
         master, other, replica, _ = cluster.nodes
 
         class Elected:
-            where = replica.where
+            host, port = replica.host, replica.port
 
             def ask(self, *command):
                 for _ in range(1 + ("TAKEOVER" in command)):
@@ -85,7 +84,7 @@ class Told:
     """A node that says what it is told to say."""
 
     def __init__(self, number, **replies):
-        self.where = TCPAddress(number, "::1" if number == 3 else "127.0.0.1")
+        self.port, self.host = number, "::1" if number == 3 else "127.0.0.1"
         self._replies = replies
 
     def ask(self, *command):

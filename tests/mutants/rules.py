@@ -377,7 +377,7 @@ RULES = (
     Rule(
         "A killed `redisacc run` leaves no process behind",
         "redisacc/tools/launch/member.py",
-        "preexec_fn=lambda: self._tell(os.getpid())",
+        "preexec_fn=lambda: self.tell(os.getpid())",
         "preexec_fn=lambda: None",
         "tests/launch/test_signals.py -k killed_runner_leaves --slow",
     ),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from support.rows import every_row
 
 import redisacc
-from redisacc.tools.cli.checks.server import Server, _persistence, _version, access, clock, latency, lua
+from redisacc.tools.cli.checks.server import _persistence, access, clock, findings, latency, lua
 
 
 @every_row(
@@ -21,13 +21,13 @@ from redisacc.tools.cli.checks.server import Server, _persistence, _version, acc
     ],
 )
 def test_versions(info, status, advice):
-    finding = _version(Server("here:1", info, snapshots=None))
+    (finding,) = findings("version", {"here:1": info})
     assert (finding.status, finding.advice) == (status, advice)
 
 
 @every_row("status", ["aof_last_write_status", "rdb_last_bgsave_status"])
 def test_a_disk_that_refuses(status):
-    finding = _persistence(Server("here:1", {"aof_enabled": "1", status: "err"}, snapshots=True))
+    finding = _persistence({"aof_enabled": "1", status: "err"})
     assert (finding.status, finding.advice) == ("bad", "read the server's log; the disk may be full")
 
 

@@ -78,8 +78,8 @@ def _examine(transport: Transport) -> Iterator[tuple[str, Finding]]:
             else:
                 yield "moves", examine_moves(transport)
                 yield "partitions", examine_partitions(transport)
-        for what, check in server.OF_EACH.items():
-            yield from ((what, finding) for finding in server.of_each(check, servers))
+        for what in server.OF_EACH:
+            yield from ((what, finding) for finding in server.findings(what, servers))
         yield "access", server.access(transport, given("url"))
         yield "lua", server.lua(transport)
         yield "clock", server.clock(transport)

@@ -287,7 +287,7 @@ def _run_with_others(host: ThisHost, url: str | None, new_run: Callable[..., Run
         started = new_run(
             members,
             environment=_environment(url or host.url(password=True)),
-            restarts=lambda: host.restarts(lambda: host.lacks_hosts),
+            restarts=host.new_restarts,
             follows=host.follows,
             companions={name: [*reduce, address] for name, address in zip(names, host.addresses, strict=True)},
         )

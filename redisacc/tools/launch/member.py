@@ -9,6 +9,7 @@ import signal
 import subprocess
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from redisacc._clock import clock
 from redisacc._handles.environment import RESTARTED
@@ -26,6 +27,8 @@ _READ = 64 * 1024
 _READS = 16
 
 
+# Its environment holds passwords.
+@dataclass(eq=False, repr=False)
 class Member:
     """A place of the run, and the process that has it.
 
@@ -33,52 +36,37 @@ class Member:
     to the group reaches its children too. What it leaves of its group when it ends is ended, before the place is free
     for another process.
 
-    Args:
+    Attributes:
         name: what people call it.
         command: the program and its arguments.
         environment: the variables of the process.
         restarts: what is known of its deaths.
-        follows: whether the first process may follow one that this command has not started.
+        follows: whether the next process may follow one that this command has not started.
         tell: tells the guard of every process; 0 means there is none.
         prefix: the text in front of each of its lines.
         color: parameters of an escape sequence for the prefix.
         out: where the lines of its standard output go.
         err: where the lines of its standard error go.
-
-    Attributes:
-        name: what people call it.
         group: the process group of the process, as long as a member of the group is left; else 0.
-        restarts: what is known of its deaths.
         restart_at: the time of the monotonic clock at which the next process is to be started; None if none is.
     """
 
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        *,
-        restarts: Restarts,
-        follows: bool,
-        tell: Callable[[int], None],
-        prefix: str,
-        color: str,
-        out: Output,
-        err: Output,
-    ) -> None:
-        self.name = name
-        self.restarts = restarts
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    restarts: Restarts
+    follows: bool
+    tell: Callable[[int], None]
+    prefix: str
+    color: str
+    out: Output
+    err: Output
+
+    def __post_init__(self) -> None:
         self.restart_at: float | None = None
-        self._command = command
-        self._environment = dict(environment)
-        self._tell = tell
-        self._prefix = prefix
-        self._color = color
-        self._outputs = (out, err)
+        self.group = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
-        self._follows = follows
-        self.group = 0
         self._give_up_group_at = 0.0
         self._killed_group = False
         self._pipes: dict[int, tuple[Lines, Output]] = {}
@@ -117,7 +105,7 @@ class Member:
         self.restart_at = None
         with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as theirs:
             ends = []
-            for output in self._outputs:
+            for output in (self.out, self.err):
                 reader, writer = os.pipe()
                 on_failure.callback(os.close, reader)
                 theirs.callback(os.close, writer)
@@ -127,16 +115,16 @@ class Member:
                 # those of a linear algebra library, and the new process only tells the guard its number.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self._process = subprocess.Popen(
-                    self._command,
+                    self.command,
                     stdin=subprocess.DEVNULL,
                     stdout=ends[0][1],
                     stderr=ends[1][1],
-                    env=self._environment | {RESTARTED: str(int(self._follows))},
+                    env={**self.environment, RESTARTED: str(int(self.follows))},
                     start_new_session=True,
-                    preexec_fn=lambda: self._tell(os.getpid()),  # noqa: PLW1509 - see above
+                    preexec_fn=lambda: self.tell(os.getpid()),  # noqa: PLW1509 - see above
                 )
             on_failure.pop_all()
-        self._started, self._follows = clock.now(), True
+        self._started, self.follows = clock.now(), True
         self.group = self._process.pid
         self._killed_group = False
         self._pipes = {reader: (Lines(), output) for reader, _, output in ends}
@@ -157,14 +145,14 @@ class Member:
         lines, output = self._pipes[descriptor]
         data = os.read(descriptor, _READ)
         for line in lines.feed(data) if data else lines.end():
-            output.put(self._prefix, self._color, line)
+            output.put(self.prefix, self.color, line)
         if not data:
             self._close(descriptor)
 
     def _close(self, descriptor: int) -> None:
         lines, output = self._pipes.pop(descriptor)
         for line in lines.end():
-            output.put(self._prefix, self._color, line)
+            output.put(self.prefix, self.color, line)
         os.close(descriptor)
 
     def take_status(self) -> int | None:
@@ -195,7 +183,7 @@ class Member:
             return
         if self.group and self._group_gone():
             self.group = 0
-            self._tell(0)
+            self.tell(0)
         if not self.group:
             for descriptor in self.pipes:
                 # A process that still holds it has left the process group on purpose, so it is not ours to stop.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import threading
 from collections.abc import Callable
@@ -19,37 +20,31 @@ _READY = "Ready to accept connections"
 _LOG_LINES = 1000
 
 
+@dataclasses.dataclass(eq=False)
 class ServerKeeper:
     """Starts the server of a run again if it was killed or has crashed, at the same address.
 
     A start that fails counts as one more death: whatever it failed by may be over at the next attempt.
 
-    Args:
+    Attributes:
         server: the server.
         restarts: how often it is started again within a time.
         keeps_data: whether it has a directory of its own, so that it starts with what it had written.
         name: what messages call it.
         start: starts it again. None means its own `start`.
-
-    Attributes:
         starts: how often it was restarted.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        restarts: Restarts,
-        *,
-        keeps_data: bool,
-        name: str = "the server",
-        start: Callable[[], None] | None = None,
-    ) -> None:
-        self.starts = 0
-        self._server = server
-        self._restarts = restarts
-        self._keeps_data = keeps_data
-        self._name = name
-        self._start_again = start or server.start
+    server: Server
+    restarts: Restarts
+    _: dataclasses.KW_ONLY
+    keeps_data: bool
+    name: str = "the server"
+    start: Callable[[], None] | None = None
+
+    starts = 0
+
+    def __post_init__(self) -> None:
         self._started_at = clock.now()
         # While it starts: a thread, because it may load a large file, and the run goes on.
         self._starting: threading.Thread | None = None
@@ -57,26 +52,26 @@ class ServerKeeper:
 
     def look(self) -> Look | None:
         """Looks after the server. Returns what there is to say, None if nothing has changed. Never blocks."""
-        server, was_starting = self._server, self._starting is not None
+        server, was_starting = self.server, self._starting is not None
         if self._starting is not None and self._starting.is_alive():
             return None
         self._starting = None
         error, self._error = self._error, None
         if error is not None:
-            return self._try_again(f"{self._name} could not be restarted: {error}")
+            return self._try_again(f"{self.name} could not be restarted: {error}")
         if server.running:
             self.starts += was_starting
-            return Look(f"{self._name} has restarted as process {server.pid}") if was_starting else None
-        text = how_it_ended(server, self._name)
+            return Look(f"{self.name} has restarted as process {server.pid}") if was_starting else None
+        text = how_it_ended(server, self.name)
         if server.exit_status == 0:
             # Somebody who shuts a server down does not want it back.
             return Look(text, 1)
-        kept = "" if self._keeps_data else ". Its data was in memory only; runs continue with what processes have"
+        kept = "" if self.keeps_data else ". Its data was in memory only; runs continue with what processes have"
         return self._try_again(text, kept)
 
     def _try_again(self, text: str, more: str = "") -> Look:
         now = clock.now()
-        pause = self._restarts.pause_after(now - self._started_at, now)
+        pause = self.restarts.pause_after(now - self._started_at, now)
         if pause is None:
             return Look(text, 1)
         self._starting = threading.Thread(target=self._start, args=(pause,), daemon=True)
@@ -86,7 +81,7 @@ class ServerKeeper:
     def _start(self, pause: float) -> None:
         clock.sleep(pause)
         try:
-            self._start_again()
+            (self.start or self.server.start)()
         except ServerError as error:
             self._error = error
         self._started_at = clock.now()

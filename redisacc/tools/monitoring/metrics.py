@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from redisacc._format.entries import GONE, LATE, WorkerInfo
+from redisacc._format.entries import GONE, LATE
 from redisacc._format.keys import Keys
 from redisacc._text import listed, printable
 from redisacc._wire.transport import Transport, limited
@@ -28,8 +28,8 @@ class Series:
     Attributes:
         name: its name without the prefix.
         text: what it is.
-        read: where its value is, such as "info.takes"; or what returns it: None if there is none, or with a label,
-            pairs of a label's value and the metric's.
+        read: where its value is, such as "info.takes", of a list its length; or what returns it. None if there is no
+            value; with a label, pairs of a label's value and the metric's.
         label: the name of a label that it has besides the accumulator; "" if it has none.
         is_counter: whether it only grows.
     """
@@ -48,13 +48,15 @@ class Series:
             value = view
             for name in self.read.split("."):
                 value = None if value is None else getattr(value, name)
+            if isinstance(value, (list, dict)):
+                value = len(value)
         if self.label:
             return [({self.label: label}, of) for label, of in value]
         return [] if value is None else [({}, value)]
 
 
-def _of_workers(read: Callable[[WorkerInfo], float]) -> Callable[[View], Iterator[tuple[str, float]]]:
-    return lambda view: ((worker.name, read(worker)) for worker in view.info.known_workers)
+def _of_workers(field: str) -> Callable[[View], Iterator[tuple[str, float]]]:
+    return lambda view: ((worker.name, getattr(worker, field)) for worker in view.info.known_workers)
 
 
 def _missing(view: View) -> Iterator[tuple[str, int]]:
@@ -76,8 +78,8 @@ SERIES = (
         "Sum of weights that the first waiting taker requires; 0 if it requires none.",
         lambda view: view.info.waiting[0].min_weight if view.info.waiting else 0,
     ),
-    Series("waiting_takers", "Takers waiting in the queue.", lambda view: len(view.info.waiting)),
-    Series("unacknowledged_rounds", "Rounds taken but not acknowledged.", lambda view: len(view.info.unacknowledged)),
+    Series("waiting_takers", "Takers waiting in the queue.", "info.waiting"),
+    Series("unacknowledged_rounds", "Rounds taken but not acknowledged.", "info.unacknowledged"),
     Series("buffered_bytes", "Bytes of buffered gradients in the current round.", "info.buffered_bytes"),
     Series("buffer_limit_bytes", "Maximum of redisacc_buffered_bytes.", "info.buffer_limit"),
     Series(
@@ -91,19 +93,17 @@ SERIES = (
         lambda view: view.info.reducer.late if view.info.reducer is not None else 0,
     ),
     Series("max_staleness", "Steps by which a gradient may be late.", "info.max_staleness"),
-    Series("workers", "Workers with a gradient in the current round.", lambda view: len(view.info.workers)),
+    Series("workers", "Workers with a gradient in the current round.", "info.workers"),
     Series(
         "expected_workers",
         "Workers that have yet to send a gradient for the current round, and are neither late nor gone.",
-        lambda view: len(view.info.expected),
+        "info.expected",
     ),
-    Series(
-        "late_workers", "Workers that others have waited for, and that are not gone.", lambda view: len(view.info.late)
-    ),
+    Series("late_workers", "Workers that others have waited for, and that are not gone.", "info.late"),
     Series(
         "gone_workers",
         "Workers whose lease has ended, or that were not seen for long.",
-        lambda view: len(view.info.gone),
+        "info.gone",
     ),
     Series(
         "last_activity_timestamp_seconds",
@@ -134,18 +134,18 @@ SERIES = (
         lambda view: [(str(late), n) for late, n in view.info.staleness.items()] if view.info.max_staleness else [],
         "staleness",
     ),
-    Series("worker_applied", "Gradients accepted from a worker.", _of_workers(lambda of: of.applied), "worker", True),
+    Series("worker_applied", "Gradients accepted from a worker.", _of_workers("applied"), "worker", True),
     Series(
         "worker_stale",
         "Gradients from a worker dropped because they were too stale.",
-        _of_workers(lambda of: of.stale),
+        _of_workers("stale"),
         "worker",
         is_counter=True,
     ),
     Series(
         "worker_seen_timestamp_seconds",
         "Time of a worker's last request.",
-        _of_workers(lambda of: of.seen_at.timestamp()),
+        lambda view: ((worker.name, worker.seen_at.timestamp()) for worker in view.info.known_workers),
         "worker",
     ),
     Series("worker_missing", "1 if a worker is late or gone, and the run is not finished.", _missing, "worker"),

@@ -132,11 +132,9 @@ def _replicas_text(numbers: list[int]) -> str:
 def _setting(transport: Transport, name: str) -> str:
     """Returns a setting of a node; "" if this user may not ask, or the server does not know it."""
     try:
-        reply: Any = transport.call("CONFIG", "GET", name)
+        return setting_in(transport.call("CONFIG", "GET", name)).get(name, "")
     except ServerError:
         return ""
-    value = setting_in(reply)
-    return "" if value is None else printable(value, QUOTED)
 
 
 def _seconds_text(milliseconds: str) -> str:

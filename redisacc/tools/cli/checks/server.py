@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -45,28 +44,17 @@ _LIBRARIES = ("struct", "cmsgpack", "bit")
 _ABILITIES = "return {" + ", ".join(f"rawget(_G, '{name}') and '{name}' or ''" for name in _LIBRARIES) + "}"
 
 
-@dataclass(frozen=True)
-class Server:
-    """The replies of a server, or of a master of a cluster, about itself.
+def servers_of(transport: Transport) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Returns what the server, or each master of a cluster that answers, says; and why another one does not.
 
-    Attributes:
-        address: where it is.
-        info: INFO as a flat dict; empty if this user may not run INFO.
-        snapshots: whether it saves snapshots by itself; None if this user may not ask.
+    Returns:
+        Address → INFO as a flat dict, empty if this user may not run it, and its setting "save", if this user may ask
+        for that; and address → the reason.
     """
-
-    address: str
-    info: dict[str, str]
-    snapshots: bool | None
-
-
-def servers_of(transport: Transport) -> tuple[list[Server], dict[str, str]]:
-    """Returns the server, or the masters of a cluster that answer; and address → why another one does not."""
     infos, silent = ask_all(transport, "INFO")
     saves, _ = ask_all(transport, "CONFIG", "GET", "save")
-    addresses = [*dict.fromkeys([*infos, *saves])] or [transport.address]
-    found = [Server(each, parse_info(infos.get(each)), _takes_snapshots(saves.get(each))) for each in addresses]
-    return found, silent
+    addresses = dict.fromkeys([*infos, *saves]) or [transport.address]
+    return {each: parse_info(infos.get(each)) | setting_in(saves.get(each)) for each in addresses}, silent
 
 
 def ask_all(
@@ -83,31 +71,29 @@ def ask_all(
     return {address: reply for address, [reply] in replies.items()}, silent
 
 
-def of_each(check: Callable[[Server], Finding], servers: list[Server]) -> Iterator[Finding]:
-    """Yields the problems that a check finds, or its finding on the first server if there are none.
+def findings(what: str, servers: Mapping[str, dict[str, str]]) -> Iterator[Finding]:
+    """Yields the problems that a check of ``OF_EACH`` finds, or its finding on the first server if there are none.
 
     Problems of several servers with the same remedy are one finding.
     """
-    alike: dict[tuple[str, str], list[tuple[Server, Finding]]] = {}
-    for server in servers:
-        finding = check(server)
-        alike.setdefault((finding.status, finding.advice), []).append((server, finding))
+    check, needs = OF_EACH[what]
+    alike: dict[tuple[str, str], list[tuple[str, Finding]]] = {}
+    for address, info in servers.items():
+        finding = check(info) if needs in info else _UNKNOWN
+        alike.setdefault((finding.status, finding.advice), []).append((address, finding))
     wrong = [found for (status, _), found in alike.items() if status != "ok"]
     if len(servers) == 1 or not wrong:
         yield next(iter(alike.values()))[0][1]
         return
-    for (server, finding), *others in wrong:
-        same = f"; the same on {listed(others, _LISTED, lambda other: other[0].address)}" if others else ""
-        yield dataclasses.replace(finding, found=f"{server.address}: {finding.found}{same}")
+    for (address, finding), *others in wrong:
+        same = f"; the same on {listed(others, _LISTED, lambda other: other[0])}" if others else ""
+        yield dataclasses.replace(finding, found=f"{address}: {finding.found}{same}")
 
 
 _UNKNOWN = warn("unknown, because this user may not run INFO", "run doctor as a user who may run INFO")
 
 
-def _version(server: Server) -> Finding:
-    info = server.info
-    if not info:
-        return _UNKNOWN
+def _version(info: dict[str, str]) -> Finding:
     name, text = version_of(info)
     numbers = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
     found = f"{name} {text}"
@@ -119,21 +105,15 @@ def _version(server: Server) -> Finding:
     return ok(found)
 
 
-def _role(server: Server) -> Finding:
-    info = server.info
-    if not info:
-        return _UNKNOWN
-    if info.get("role") != "master":
+def _role(info: dict[str, str]) -> Finding:
+    if info["role"] != "master":
         master = f"{info.get('master_host')}:{info.get('master_port')}"
         return bad(f"a replica of {master}", "connect to the primary, or through Sentinel")
     return ok(f"primary with {count_text(int(info.get('connected_slaves', '0')), 'replica')}")
 
 
-def _eviction(server: Server) -> Finding:
-    info = server.info
-    policy = info.get("maxmemory_policy")
-    if policy is None:
-        return _UNKNOWN
+def _eviction(info: dict[str, str]) -> Finding:
+    policy = info["maxmemory_policy"]
     limit = int(info.get("maxmemory", "0"))
     if policy == "noeviction":
         return ok("noeviction")
@@ -143,10 +123,7 @@ def _eviction(server: Server) -> Finding:
     return bad(f"{policy}: at {bytes_text(limit)} the server deletes gradients", advice)
 
 
-def _memory(server: Server) -> Finding:
-    info = server.info
-    if "used_memory" not in info:
-        return _UNKNOWN
+def _memory(info: dict[str, str]) -> Finding:
     used, limit = int(info["used_memory"]), int(info.get("maxmemory", "0"))
     ceiling = limit or int(info.get("total_system_memory", "0"))
     found = f"{bytes_text(used)} used" + (f" of {bytes_text(ceiling)}" if ceiling else "")
@@ -161,10 +138,7 @@ def _memory(server: Server) -> Finding:
     return ok(found)
 
 
-def _persistence(server: Server) -> Finding:
-    info = server.info
-    if "aof_enabled" not in info:
-        return _UNKNOWN
+def _persistence(info: dict[str, str]) -> Finding:
     for what, status in (("AOF write", "aof_last_write_status"), ("RDB save", "rdb_last_bgsave_status")):
         if info.get(status, "ok") != "ok":
             return bad(
@@ -174,30 +148,30 @@ def _persistence(server: Server) -> Finding:
     if info["aof_enabled"] == "1":
         return ok("append-only file")
     survive = "run CONFIG SET appendonly yes if accumulators must survive a {} of the server"
-    snapshots = server.snapshots
-    if snapshots is None:
+    if "save" not in info:
         found = "no append-only file; snapshots are unknown, because this user may not run CONFIG GET"
         return warn(found, survive.format("crash"))
-    if not snapshots:
+    if not info["save"]:
         return warn("nothing is kept on disk", survive.format("restart"))
     changes = count_text(int(info.get("rdb_changes_since_last_save", "0")), "change")
     return ok(f"snapshots; a crash now would lose {changes}")
 
 
-def _takes_snapshots(reply: Any) -> bool | None:
-    """Returns whether a server saves snapshots by itself, given its reply to CONFIG GET save; None if there is none."""
-    value = None if reply is None else setting_in(reply)
-    return None if value is None else bool(value)
-
-
-def setting_in(reply: Any) -> Any:
-    """Returns the value in a reply to CONFIG GET; None if the server does not know it, as some providers' do not."""
+def setting_in(reply: Any) -> dict[str, str]:
+    """Returns what a reply to CONFIG GET holds: nothing if there is none, or the server does not know the setting."""
     # A list of names and values, or with protocol 3 a dict.
-    return next(iter(reply.values() if isinstance(reply, dict) else reply[1:]), None)
+    pairs = reply.items() if isinstance(reply, dict) else zip(*[iter(reply or ())] * 2, strict=True)
+    return {printable(name, QUOTED): printable(value, QUOTED) for name, value in pairs}
 
 
-# What is checked of each server, or of each master of a cluster.
-OF_EACH = {"version": _version, "role": _role, "eviction": _eviction, "memory": _memory, "persistence": _persistence}
+# What is checked of each server, or of each master of a cluster; and what it must say for that.
+OF_EACH: dict[str, tuple[Callable[[dict[str, str]], Finding], str]] = {
+    "version": (_version, "redis_version"),
+    "role": (_role, "role"),
+    "eviction": (_eviction, "maxmemory_policy"),
+    "memory": (_memory, "used_memory"),
+    "persistence": (_persistence, "aof_enabled"),
+}
 
 
 def access(transport: Transport, url: str | None) -> Finding:

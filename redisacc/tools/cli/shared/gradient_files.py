@@ -20,17 +20,15 @@ import numpy as np
 from numpy.lib import format as numpy_format
 
 from redisacc._arrays.results import ApplyResult
-from redisacc._arrays.spec import described_by
-from redisacc._arrays.trees import Structure
+from redisacc._arrays.spec import Leaf
 from redisacc._arrays.validation import Array
 from redisacc._checkpoints.file import replaced_file
 from redisacc._handles.base import ConditionalAccumulatorBase
-from redisacc._handles.sparse import SparseConditionalAccumulator
-from redisacc._handles.tree import TreeAccumulator
 from redisacc._text import listed, shown
 from redisacc.tools.cli.shared.failures import USAGE, fail, refuse
 
-_PIECES = ("indices", "values", "shape")
+# What an .npy, which holds one array, cannot hold.
+_SEVERAL = {"tree": "a tree, which is several arrays", "sparse": "a sparse gradient, which is three arrays"}
 
 # Types for which numpy's files have no name are saved as the smallest type that holds them exactly.
 _SAVED_AS = {"bfloat16": np.float32}
@@ -53,24 +51,12 @@ class GradientFiles:
 
     def __init__(self, accumulator: ConditionalAccumulatorBase[Any]) -> None:
         self._accumulator: Any = accumulator
-        self._structure: Structure | None = None
-        # The names of the arrays of each leaf: of a dense one its own, of a sparse one those of its pieces.
-        self._leaves: list[tuple[str, tuple[str, ...]]]
-        if isinstance(accumulator, TreeAccumulator):
-            self._structure, described = described_by(accumulator.spec)
-            self._leaves = [
-                (path, tuple(f"{path}/{piece}" for piece in _PIECES) if leaf[0] else (path,))
-                for path, leaf in zip(self._structure.paths, described, strict=True)
-            ]
-            self._what = "a tree, which is several arrays"
-            self._check_names()
-        elif isinstance(accumulator, SparseConditionalAccumulator):
-            self._leaves, self._what = [("", _PIECES)], "a sparse gradient, which is three arrays"
-        else:
-            self._leaves, self._what = [("", ("gradient",))], "a dense gradient"
+        self._spec = accumulator._spec
+        self._kind = self._spec.kind
+        # The names of the arrays of each leaf.
+        self._leaves = [(leaf.path, _names_of(leaf)) for leaf in self._spec.leaves]
         self._names = [name for _, names in self._leaves for name in names]
-        # Whether a gradient is a single array, which an .npy holds.
-        self._is_single = self._structure is None and len(self._names) == 1
+        self._check_names()
 
     def _check_names(self) -> None:
         owners: dict[str, str] = {}
@@ -93,21 +79,21 @@ class GradientFiles:
             output.suffix not in (".npy", ".npz"), f"--output must end in .npy or .npz, or be -, not {output.name!r}"
         )
         refuse(
-            not self._is_single and output.suffix != ".npz",
-            f"--output must end in .npz for {self._what}, not {output.name!r}",
+            self._kind in _SEVERAL and output.suffix != ".npz",
+            f"--output must end in .npz for {_SEVERAL.get(self._kind)}, not {output.name!r}",
         )
         folder = output.absolute().parent
         refuse(not os.access(folder, os.W_OK), f"--output: the directory {folder} does not exist or is not writable")
 
     def write(self, gradient: Any, output: Path) -> None:
         """Writes a gradient to a file, whole or not at all, and onto the disk before it returns; "-" is stdout."""
-        leaves = [gradient] if self._structure is None else self._structure.leaves_of(gradient, "the gradient")
         arrays: dict[str, Array] = {}
+        leaves = self._spec.structure.leaves_of(gradient, "the gradient")
         for (_, names), leaf in zip(self._leaves, leaves, strict=True):
             if leaf is not None:
                 pieces = (leaf,) if len(names) == 1 else (leaf.indices, leaf.values, leaf.dense_shape)
                 arrays.update(zip(names, map(np.asanyarray, pieces), strict=True))
-        write_arrays(arrays, output, several=not self._is_single)
+        write_arrays(arrays, output, several=self._kind in _SEVERAL)
 
     def apply(self, file: str, local_step: int | None, **options: Any) -> tuple[int, ApplyResult]:
         """Applies the gradient in a file.
@@ -123,14 +109,13 @@ class GradientFiles:
         Raises:
             Failure: the file cannot be read, or its arrays are not a gradient's.
         """
-        arrays = read_arrays(file, self._names, single=self._names[0] if self._is_single else None)
+        arrays = read_arrays(file, self._names, single=None if self._kind in _SEVERAL else self._names[0])
         leaves = [self._leaf(arrays, file, path, names) for path, names in self._leaves]
         step = self._accumulator.global_step() if local_step is None else local_step
-        if self._structure is not None:
-            return step, self._accumulator.apply_grad(self._structure.build(leaves), step, **options)
-        if leaves[0] is None:
+        if self._kind != "tree" and leaves[0] is None:
             fail(f"{file} must hold {' and '.join(self._names[:2])}; it holds nothing of them", USAGE)
-        return step, self._accumulator.apply_grad(*(leaves if self._is_single else leaves[0]), step, **options)
+        gradient = leaves[0] if self._kind == "sparse" else [self._spec.structure.build(leaves)]
+        return step, self._accumulator.apply_grad(*gradient, step, **options)
 
     def _leaf(self, arrays: Mapping[str, Array], file: str, path: str, names: Sequence[str]) -> Any:
         """Returns the gradient of a leaf, given the arrays of a file; None if it has none."""
@@ -139,11 +124,17 @@ class GradientFiles:
             return found[0]
         indices, values, shape = found
         if (indices is None) != (values is None) or (indices is None and shape is not None):
-            of = f"the sparse leaf {shown(path)}, or nothing of it" if self._structure else "a sparse gradient"
+            of = f"the sparse leaf {shown(path)}, or nothing of it" if path else "a sparse gradient"
             fail(f"{file} must hold both the indices and the values of {of}", USAGE)
         # For an unknown dimension 0, `take` writes -1, which cannot be checked.
         is_open = shape is not None and bool(shape.size) and shape.flat[0] == -1
         return None if indices is None else (indices, values, None if is_open else shape)
+
+
+def _names_of(leaf: Leaf) -> tuple[str, ...]:
+    if not leaf.is_sparse:
+        return (leaf.path or "gradient",)
+    return tuple(f"{leaf.path}/{piece}" if leaf.path else piece for piece in ("indices", "values", "shape"))
 
 
 def write_arrays(arrays: Mapping[str, Array], output: Path, *, several: bool) -> None:

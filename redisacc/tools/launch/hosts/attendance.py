@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import queue
 import threading
 from collections.abc import Callable
@@ -43,41 +44,40 @@ _SETTLED = 1.5
 _CODES = {FINISHED: 0, FAILED: 1}
 
 
+@dataclasses.dataclass(eq=False)
 class Attendance:
     """Tells the meeting point twice a second that this host lives, in a thread.
 
-    Args:
+    Attributes:
         meet: the address of the meeting point, as the command says it.
         point: the meeting point.
         host: what this host says about itself. It has come already.
         terms: what the command says.
         form: makes the nodes of all hosts a cluster, on the meeting host.
-
-    Attributes:
         agreement: the latest one. None before there is one.
         hosts: what each host that is alive says about itself, by its name.
         error: why this host cannot take part any more. None as long as it can.
         is_silent: whether the meeting point does not answer.
     """
 
-    def __init__(
-        self, meet: Meet, point: MeetingPoint, host: Host, terms: Terms, form: Callable[[Agreement], None]
-    ) -> None:
+    meet: Meet
+    point: MeetingPoint
+    host: Host
+    terms: Terms
+    form: Callable[[Agreement], None]
+
+    is_silent = False
+
+    def __post_init__(self) -> None:
         self.agreement: Agreement | None = None
         self.hosts: dict[str, Host] = {}
         self.error: str | None = None
-        self.is_silent = False
-        self._meet = meet
-        self._point = point
-        self._host = host
-        self._terms = terms
-        self._form = form
         self._forming: threading.Thread | None = None
         # The members whose nodes are a cluster.
         self._formed: tuple[Member, ...] | None = None
         self._lock = threading.Lock()
         self._looks: queue.SimpleQueue[Look] = queue.SimpleQueue()
-        self._news = News(str(meet), terms)
+        self._news = News(str(self.meet), self.terms)
         self._late: set[str] = set()
         self._answered_at = self._empty_at = clock.now()
         self._stops = forks.event()
@@ -87,7 +87,7 @@ class Attendance:
     def tell(self, **changes: Any) -> None:
         """Changes what this host says about itself."""
         with self._lock:
-            self._host = self._host._replace(**changes)
+            self.host = self.host._replace(**changes)
 
     def look(self) -> Look | None:
         """Returns what has happened, None if nothing has. Never blocks."""
@@ -108,14 +108,14 @@ class Attendance:
         self._stops.set()
         self._thread.join()
         with contextlib.suppress(redis.RedisError, MeetingError):
-            if self._host.role == MEETS and self.agreement is not None and self.agreement.phase in _CODES:
+            if self.host.role == MEETS and self.agreement is not None and self.agreement.phase in _CODES:
                 # Hosts whose command has ended have read the end of the training within this time.
                 deadline = clock.now() + LEASE
-                while set(self._point.look()[1]) - {self._host.name} and clock.now() < deadline:
+                while set(self.point.look()[1]) - {self.host.name} and clock.now() < deadline:
                     clock.sleep(0.1)
             if self.error is None:
-                self._point.leave(self._host.name)
-        self._point.close()
+                self.point.leave(self.host.name)
+        self.point.close()
 
     def _run(self) -> None:
         while not self._stops.is_set() and self.error is None:
@@ -126,7 +126,7 @@ class Attendance:
                 # Another host wrote meanwhile.
                 continue
             except redis.AuthenticationError:
-                self._fail(f"the meeting point at {self._meet} no longer accepts the password")
+                self._fail(f"the meeting point at {self.meet} no longer accepts the password")
             except (redis.RedisError, MeetingError) as error:
                 self._not_answered(error)
             is_early = self.agreement is None or self.agreement.phase != READY
@@ -134,8 +134,8 @@ class Attendance:
 
     def _beat(self) -> None:
         with self._lock:
-            host = self._host
-        found = self._point.beat(host, self.agreement)
+            host = self.host
+        found = self.point.beat(host, self.agreement)
         if found.is_taken:
             self._fail(f"another command runs as host {host.name}: each host needs its own --host-name")
             return
@@ -146,7 +146,7 @@ class Attendance:
         if host.role == MEETS and settled:
             agreement = self._lead(agreement, found.hosts)
             if agreement is not None and agreement is not found.agreement:
-                self._point.write(agreement)
+                self.point.write(agreement)
         self._read(agreement, host)
         if self.error is None:
             self.agreement, self.hosts, self._late = agreement, found.hosts, found.late
@@ -156,11 +156,11 @@ class Attendance:
 
     def _lead(self, agreement: Agreement | None, hosts: dict[str, Host]) -> Agreement | None:
         if agreement is None:
-            return begin(hosts, self._terms)
-        if agreement.terms != self._terms.text:
+            return begin(hosts, self.terms)
+        if agreement.terms != self.terms.text:
             # Which ends this command.
             return agreement
-        after = advance(agreement, hosts, self._terms, formed=self._formed)
+        after = advance(agreement, hosts, self.terms, formed=self._formed)
         if after.phase == STARTING and nodes_started(after, hosts) and self._forming is None:
             self._forming = threading.Thread(target=self._run_form, args=(after,), daemon=True)
             self._forming.start()
@@ -168,7 +168,7 @@ class Attendance:
 
     def _run_form(self, agreement: Agreement) -> None:
         try:
-            self._form(agreement)
+            self.form(agreement)
             self._formed = agreement.members
         except ServerError as error:
             # If a host was gone meanwhile, they are formed again when it is back.
@@ -182,7 +182,7 @@ class Attendance:
         if known is None or agreement is None or host.name not in known.names:
             return
         if host.stage != CAME and known.training != agreement.training:
-            self._fail(f"another run has begun at {self._meet}")
+            self._fail(f"another run has begun at {self.meet}")
         elif host.name not in agreement.names:
             self._fail(f"another host has taken the place of host {host.name}")
 
@@ -190,14 +190,14 @@ class Attendance:
         self._answered_at = clock.now()
         if self.is_silent:
             self.is_silent = False
-            self._looks.put(Look(f"the meeting point at {self._meet} answers again"))
+            self._looks.put(Look(f"the meeting point at {self.meet} answers again"))
 
     def _not_answered(self, error: Exception) -> None:
         if not self.is_silent and clock.now() - self._answered_at >= LEASE:
             self.is_silent = True
             works = self.agreement is not None and self.agreement.phase == READY
             what = "Processes continue, without news of other hosts," if works else "All hosts wait"
-            text = f"the meeting point at {self._meet} does not answer ({printable(str(error), 200)}). {what} until"
+            text = f"the meeting point at {self.meet} does not answer ({printable(str(error), 200)}). {what} until"
             self._looks.put(Look(f"{text} the same command runs on its host again"))
 
     def _fail(self, error: str) -> None:

@@ -7,8 +7,6 @@ import dataclasses
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 from urllib.parse import quote, urlencode
 
 import redis
@@ -17,9 +15,8 @@ from redisacc._clock import clock
 from redisacc._text import printable, seconds_text
 from redisacc._wire.slot_map import Address
 from redisacc.embedded import Server
-from redisacc.embedded.addresses import TLS, is_loopback
+from redisacc.embedded.addresses import TLS, TCPAddress, is_loopback
 from redisacc.embedded.cluster_node import BUS_OFFSET
-from redisacc.embedded.forming import RemoteNode
 from redisacc.embedded.rejoining import NoNodeAnswersError
 from redisacc.embedded.server_process import PortInUseError
 from redisacc.errors import ServerError
@@ -42,7 +39,7 @@ from redisacc.tools.launch.hosts.agreement import (
 )
 from redisacc.tools.launch.hosts.attendance import Attendance
 from redisacc.tools.launch.hosts.meeting_point import LEASE, Meet, MeetingPoint, can_listen_at, own_address_towards
-from redisacc.tools.launch.hosts.nodes import Nodes, form_cluster, remote_nodes
+from redisacc.tools.launch.hosts.nodes import Nodes
 from redisacc.tools.launch.restarts import Restarts
 from redisacc.tools.launch.run import CannotStartError, Look
 from redisacc.tools.launch.server_keeper import ServerKeeper
@@ -56,7 +53,7 @@ _LAST_WORDS = 3.0
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class ThisHost:
+class ThisHost(contextlib.ExitStack):
     """This host in a run of several. Use it in a ``with`` block, which ends its servers.
 
     Attributes:
@@ -91,12 +88,15 @@ class ThisHost:
     say: Callable[[str], None]
 
     def __post_init__(self) -> None:
+        super().__init__()
         self.follows = False
         self._run = secrets.token_hex(16)
-        self._meeting_server: Server | None = None
-        self._meeting_keeper: ServerKeeper | None = None
-        self._present: Attendance | None = None
+        # Whether the meeting point is here.
+        self._meets = False
+        self._attendance: Attendance
         self._nodes: Nodes | None = None
+        # What looks after others, and after the servers of this host.
+        self._looks: list[Callable[[], Look | None]] = []
         # Why the nodes are not back yet.
         self._why = ""
 
@@ -128,15 +128,9 @@ class ThisHost:
         """Whether this host has joined with workers only."""
         return self.number >= self.terms.hosts
 
-    @property
-    def lacks_hosts(self) -> bool:
-        """Whether another host may be gone. If so, a process may have died of that."""
-        return self._present is not None and self._present.lacks_hosts
-
-    @property
-    def _attendance(self) -> Attendance:
-        assert self._present is not None, "this host has come"
-        return self._present
+    def new_restarts(self) -> Restarts:
+        """Returns what is known of the deaths of a process, which may die of that another host is gone."""
+        return self.restarts(lambda: self._attendance.lacks_hosts)
 
     @property
     def _agreement(self) -> Agreement:
@@ -165,7 +159,9 @@ class ThisHost:
         address = self._find_meeting_point()
         point = MeetingPoint(self.meet, self.password, self.tls)
         host = self._register(point, address)
-        self._present = Attendance(self.meet, point, host, self.terms, self._form)
+        self._attendance = Attendance(self.meet, point, host, self.terms, self._form)
+        self.callback(self._attendance.leave)
+        self._looks.append(self._attendance.look)
         self._wait_until(self._has_place, self._who_is_missing)
         self.follows = self._agreement.phase != STARTING
         if self.is_guest:
@@ -209,20 +205,20 @@ class ThisHost:
             with contextlib.suppress(PortInUseError):
                 server = Server(port=meet.port, host=address, password=self.password, tls=self.tls)
                 server.start()
-                self._meeting_server = server
-                self._meeting_keeper = ServerKeeper(
-                    server, self.restarts(lambda: False), keeps_data=True, name="the meeting point"
-                )
+                self.callback(server.stop)
+                self._meets = True
+                keeper = ServerKeeper(server, self.restarts(lambda: False), keeps_data=True, name="the meeting point")
+                self._looks.append(keeper.look)
 
     def _register(self, point: MeetingPoint, address: str) -> Host:
         """Blocks until this host has its lease at the meeting point, which it starts if that is here."""
         meet = self.meet
         reminder, alive_until = _Reminder(self.say), None
         while True:
-            if self._meeting_server is None:
+            if not self._meets:
                 # At first, the server of an earlier command may still be there, and end.
                 self._start_meeting_point(address)
-            role = MEETS if self._meeting_server is not None else JOINS if self.joins else TAKES_PART
+            role = MEETS if self._meets else JOINS if self.joins else TAKES_PART
             ports = ",".join(map(str, self._ports))
             host = Host(self.name, self._run, role, CAME, self.address, ports, "", "0", "0", self.terms.text)
             try:
@@ -278,7 +274,7 @@ class ThisHost:
         name = self.name
         if agreement.phase in (FINISHED, FAILED):
             raise CannotStartError(f"the run at {self.meet} has just ended: wait a few seconds")
-        if self.joins or self._meeting_server is not None or name in agreement.names:
+        if self.joins or self._meets or name in agreement.names:
             return
         members = [member.name for member in agreement.members]
         gone = [member for member in members if member not in hosts]
@@ -329,15 +325,15 @@ class ThisHost:
         if self.terms.nodes:
             self._check_ports()
             self._nodes = Nodes(
-                self.address,
-                self._ports,
-                self.password,
-                self.tls,
+                TCPAddress(self.node_port, self.address, self.password, self.tls),
+                len(self._ports),
                 directory=self.directory,
                 durable=self.durable,
-                restarts=lambda: self.restarts(lambda: self.lacks_hosts),
-                others=self._other_nodes,
+                restarts=self.new_restarts,
+                others=lambda: [member for member in self._agreement.members if member.name != self.name],
             )
+            self.callback(self._nodes.stop)
+            self._looks.append(self._nodes.look)
             if self.follows:
                 self._wait_until(lambda _: self._is_back(own.split(",")), lambda _: self._why)
             else:
@@ -362,20 +358,15 @@ class ThisHost:
                     "another --node-port, or another port in --meet"
                 )
 
-    def _other_nodes(self) -> list[RemoteNode]:
-        others = [member for member in self._agreement.members if member.name != self.name]
-        return remote_nodes(others, self.password, self.tls)
-
     def _form(self, agreement: Agreement) -> None:
-        if self.terms.nodes:
-            form_cluster(agreement, self.password, self.tls)
+        if self._nodes is not None:
+            self._nodes.form(agreement.members)
 
     # While processes work
 
     def look(self) -> Look | None:
         """Returns what there is to say of other hosts and of this host's servers. Never blocks."""
-        own = [server for server in (self._nodes, self._meeting_keeper) if server is not None]
-        found = next(filter(None, (each.look() for each in (self._attendance, *own))), None)
+        found = next(filter(None, (look() for look in self._looks)), None)
         if self._nodes is not None:
             self._attendance.tell(starts=str(self._nodes.starts))
         return found
@@ -440,24 +431,6 @@ class ThisHost:
                 return
             reminder.remind(text(agreement))
             clock.sleep(_PAUSE)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ends the servers of this host."""
-        try:
-            if self._nodes is not None:
-                self._nodes.stop()
-        finally:
-            try:
-                if self._present is not None:
-                    self._present.leave()
-            finally:
-                if self._meeting_server is not None:
-                    self._meeting_server.stop()
 
 
 class _Reminder:

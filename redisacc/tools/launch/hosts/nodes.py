@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import redis
 
-from redisacc.embedded.addresses import TLS, TCPAddress
+from redisacc.embedded.addresses import TCPAddress
 from redisacc.embedded.cluster_node import BUS_OFFSET, CONFIGURATION, ClusterNode
-from redisacc.embedded.forming import Node, RemoteNode, form, is_complete
+from redisacc.embedded.forming import form, is_complete
 from redisacc.embedded.program import find_program
 from redisacc.embedded.rejoining import configuration_of, find_master_to_follow, hand_over
 from redisacc.errors import ServerError
-from redisacc.tools.launch.hosts.agreement import Agreement, Member
+from redisacc.tools.launch.hosts.agreement import Member
 from redisacc.tools.launch.restarts import Restarts
 from redisacc.tools.launch.run import Look
 from redisacc.tools.launch.server_keeper import ServerKeeper
@@ -36,47 +37,42 @@ class Nodes:
     """The nodes of this host: a master, and a replica of another host's master if there are replicas.
 
     Args:
-        host: the IP address of this host.
-        ports: those of its nodes, one or two.
-        password: what clients and other nodes need.
-        tls: the files for TLS.
+        address: where the first one is, and what clients and other nodes need there. The others have the next ports.
+        number: how many there are, one or two.
         directory: where they keep their data. None means in temporary directories.
         durable: whether they write every change to disk.
         restarts: returns what is known of the deaths of a node.
-        others: returns the nodes of the other hosts.
+        others: returns the other hosts.
     """
 
     def __init__(
         self,
-        host: str,
-        ports: Sequence[int],
-        password: str | None,
-        tls: TLS | None,
+        address: TCPAddress,
+        number: int,
         *,
         directory: Path | None,
         durable: bool,
         restarts: Callable[[], Restarts],
-        others: Callable[[], list[RemoteNode]],
+        others: Callable[[], Sequence[Member]],
     ) -> None:
-        self._host = host
-        self._others = others
-        self._has_replicas = len(ports) > 1
+        self._address = address
+        self._other_hosts = others
+        self._has_replicas = number > 1
         # The ids of the nodes, once they have started.
         self._known: tuple[str, ...] = ()
-        self._directories = [
-            None if directory is None else directory / name for name, _ in zip(_NAMES, ports, strict=False)
-        ]
+        names = _NAMES[:number]
+        self._directories = [None if directory is None else directory / name for name in names]
         self._nodes = [
             ClusterNode(
                 node_timeout_ms=_NODE_TIMEOUT_MS,
                 dir=folder,
                 durable=durable,
                 port=port,
-                host=host,
-                password=password,
-                tls=tls,
+                host=address.host,
+                password=address.password,
+                tls=address.tls,
             )
-            for folder, port in zip(self._directories, ports, strict=True)
+            for port, folder in enumerate(self._directories, address.port)
         ]
         self._keepers = [
             ServerKeeper(
@@ -84,9 +80,9 @@ class Nodes:
                 restarts(),
                 keeps_data=directory is not None,
                 name=f"the {name}",
-                start=partial(self._start_again, number),
+                start=partial(self._start_again, place),
             )
-            for number, (name, node) in enumerate(zip(_NAMES, self._nodes, strict=False))
+            for place, (name, node) in enumerate(zip(names, self._nodes, strict=True))
         ]
 
     @property
@@ -128,8 +124,7 @@ class Nodes:
         deadline = time.monotonic() + _RETURNING
         # The others count a master as failed for up to twice the node timeout after it is back.
         while time.monotonic() < deadline:
-            nodes: list[Node] = [*self._nodes, *self._others()]
-            if all(map(_is_complete, nodes)):
+            if all(map(_is_complete, [*(node.where for node in self._nodes), *self._others()])):
                 return
             time.sleep(_PAUSE)
 
@@ -158,7 +153,10 @@ class Nodes:
 
     def _start_as(self, number: int, identity: str) -> None:
         node, folder = self._nodes[number], self._directories[number]
-        others: list[Node] = [*self._others(), *(other for other in self._nodes if other is not node and other.running)]
+        others = [
+            *self._others(),
+            *(other.where for other in self._nodes if other is not node and other.running),
+        ]
         if folder is None or not (folder / CONFIGURATION).exists():
             if self._has_replicas:
                 hand_over(identity, others, time.monotonic() + _HANDING_OVER)
@@ -167,10 +165,10 @@ class Nodes:
         if self._has_replicas:
             self._follow(node, identity, others)
 
-    def _follow(self, node: ClusterNode, identity: str, others: Sequence[Node]) -> None:
+    def _follow(self, node: ClusterNode, identity: str, others: Sequence[TCPAddress]) -> None:
         """Makes a node that has lost its slots to its replica the replica of a master that has none."""
         deadline = time.monotonic() + _HANDING_OVER
-        while master := find_master_to_follow(identity, [node, *others], self._host):
+        while master := find_master_to_follow(identity, [node.where, *others], self._address.host):
             try:
                 node.ask("CLUSTER", "REPLICATE", master)
                 return
@@ -180,46 +178,42 @@ class Nodes:
                     raise ServerError(f"the node cannot become a replica: {error}") from error
             time.sleep(_PAUSE)
 
+    def _others(self) -> list[TCPAddress]:
+        return self._addresses(self._other_hosts())
 
-def remote_nodes(
-    members: Sequence[Member], password: str | None, tls: TLS | None, number: int | None = None
-) -> list[RemoteNode]:
-    """Returns the nodes of hosts: of each the one with this number, or all."""
-    return [
-        RemoteNode(TCPAddress(port, member.address, password, tls))
-        for member in members
-        for port in (member.node_ports if number is None else member.node_ports[number : number + 1])
-    ]
+    def _addresses(self, members: Sequence[Member], wanted: slice = slice(None)) -> list[TCPAddress]:
+        """Returns where the nodes of hosts are: of each host all, or a part of them."""
+        return [
+            replace(self._address, host=member.address, port=port)
+            for member in members
+            for port in member.node_ports[wanted]
+        ]
+
+    def form(self, members: Sequence[Member]) -> None:
+        """Makes the nodes of all hosts a cluster, and blocks until it is complete. Called on the meeting host.
+
+        Raises:
+            ServerError: they did not become one in time, or a node does not answer.
+        """
+        hosts = {member.address: member.name for member in members}
+
+        def explain(node: TCPAddress) -> str:
+            return (
+                f"; one is {node} on host {hosts[node.host]}. Check that all hosts reach each other at the ports "
+                f"{node.port} and {node.port + BUS_OFFSET}"
+            )
+
+        # The replica of each master, if there are any, is on the next host.
+        replicas = self._addresses([*members[1:], members[0]], slice(1, 2))
+        try:
+            form([*self._addresses(members, slice(1)), *replicas], len(members), time.monotonic() + _FORMING, explain)
+        except redis.RedisError as error:
+            raise ServerError(f"a node does not do what makes it one of the cluster: {error}") from error
 
 
-def form_cluster(agreement: Agreement, password: str | None, tls: TLS | None) -> None:
-    """Makes the nodes of all hosts a cluster, and blocks until it is complete. Called on the meeting host.
-
-    Raises:
-        ServerError: they did not become one in time, or a node does not answer.
-    """
-    members = agreement.members
-    nodes = remote_nodes(members, password, tls, 0)
-    # The replica of each master, if there are any, is on the next host.
-    nodes += remote_nodes([*members[1:], members[0]], password, tls, 1)
-    try:
-        form(nodes, len(members), time.monotonic() + _FORMING, lambda node: _explain(node, agreement))
-    except redis.RedisError as error:
-        raise ServerError(f"a node does not do what makes it one of the cluster: {error}") from error
-
-
-def _is_complete(node: Node) -> bool:
+def _is_complete(node: TCPAddress) -> bool:
     try:
         return is_complete(node)
     except redis.RedisError:
         # Its host is gone, or it is only starting.
         return False
-
-
-def _explain(node: Node, agreement: Agreement) -> str:
-    name = next((member.name for member in agreement.members if member.address == node.where.host), "?")
-    bus = node.where.port + BUS_OFFSET
-    return (
-        f"; one is {node.where} on host {name}. Check that all hosts reach each other at the ports {node.where.port} "
-        f"and {bus}"
-    )
