@@ -117,7 +117,13 @@ class MeanSteps:
     def open(self, training: Training, redis: object) -> None:
         """Notes the run, and opens its snapshots, which are what its checkpoints hold."""
         self._training, options = training, training._options
-        training.meanwhile = self.meanwhile
+        others = training.meanwhile
+
+        def meanwhile() -> None:
+            others()
+            self.meanwhile()
+
+        training.meanwhile = meanwhile
         name = training.shared_name + SNAPSHOT
         self._snapshots = training._patience.call(
             lambda: Parameters(name, redis=redis, name="snapshot", partitions="auto"), LOOK, in_steps=True

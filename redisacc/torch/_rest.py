@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import torch
 
+from redisacc._clock import durations
 from redisacc._format.keys import REST
 from redisacc._handles.parameters import Parameters
+from redisacc._protocol.parameters.marks import whereabouts
 from redisacc._training.training import Training
 from redisacc.errors import NotFoundError
 from redisacc.torch._state import as_array, write
+
+Value = TypeVar("Value")
 
 logger = logging.getLogger("redisacc")
 
@@ -34,21 +39,28 @@ class Rest:
         self, training: Training, redis: object, frozen: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
     ) -> None:
         self._name, self._redis, self._patience = training.shared_name, redis, training._patience
-        self._kept = tuple(frozen)
-        self._tensors = {name: tensor for name, tensor in {**frozen, **buffers}.items() if tensor.numel()}
+        self._frozen, self._buffers = [
+            {name: tensor for name, tensor in of.items() if tensor.numel()} for of in (frozen, buffers)
+        ]
         self._published: Parameters | None = None
+        # The step and the buffers that this process has published or read last.
+        self._last: tuple[int, dict[str, Any]] | None = None
+        if self:
+            training.meanwhile = self._meanwhile
 
     def __bool__(self) -> bool:
-        return bool(self._tensors)
+        return bool(self._frozen or self._buffers)
 
     @property
     def step(self) -> int:
         """The step of what is published; -1: nothing is."""
+        return self._patience.call(self._step, LOOK, in_steps=True) if self else -1
 
-        def look() -> int | None:
-            return self._handle.step()
-
-        found = self._patience.call(look, LOOK, in_steps=True) if self else None
+    def _step(self) -> int:
+        found = None
+        # The server may have lost it.
+        with suppress(NotFoundError):
+            found = self._handle.step()
         return -1 if found is None else found
 
     @property
@@ -63,7 +75,7 @@ class Rest:
         def publish() -> None:
             self._handle.delete()
             self.close()
-            self._handle.publish(self._arrays(), 0)
+            self._publish(0)
 
         if self:
             self._patience.call(publish, PUBLISH, in_steps=True)
@@ -72,11 +84,46 @@ class Rest:
         """Publishes the buffers of a step, unless a process has done that before it was started again."""
 
         def publish() -> None:
-            if self.step < step:
-                changed: dict[str, Any] = {name: [] for name in self._kept if name in self._tensors}
-                self._handle.publish(self._arrays(), step, changed=changed)
+            if self._step() < step:
+                self._publish(step)
 
-        self._patience.call(publish, PUBLISH, in_steps=True)
+        self._made(publish, PUBLISH)
+
+    def _publish(self, step: int) -> None:
+        self._last = step, {name: as_array(tensor).copy() for name, tensor in self._buffers.items()}
+        self._restore()
+
+    def _restore(self) -> None:
+        """Publishes what this process has published or read last, unless it is there."""
+        if self._last is not None and (there := self._step()) < self._last[0]:
+            step, buffers = self._last
+            frozen = {name: as_array(tensor) for name, tensor in self._frozen.items()}
+            same: dict[str, Any] | None = {name: [] for name in frozen} if there >= 0 else None
+            self._handle._publish({**frozen, **buffers}, step, same, None, False, restores=True)
+
+    def _meanwhile(self) -> None:
+        # Others may have deleted it.
+        with suppress(NotFoundError):
+            self._restore()
+
+    def _made(self, attempt: Callable[[], Value], what: str) -> Value:
+        """Returns the result of an attempt, which is made again until others have restored what the server has lost."""
+
+        def made() -> Value:
+            while True:
+                handle = self._handle
+                try:
+                    return attempt()
+                except NotFoundError:
+                    found = whereabouts(handle._transport, handle._keys, handle._reader.incarnation)
+                    if found == "deleted":
+                        raise
+                    if found == "replaced":
+                        # Nobody had it any longer.
+                        self.close()
+                    handle._transport.waits.sleep(durations.look_every)
+
+        return self._patience.call(made, what, in_steps=True)
 
     def read(self, step: int | None = None) -> None:
         """Copies what is published into the model.
@@ -90,10 +137,9 @@ class Rest:
         def look() -> tuple[int, Any] | None:
             return self._handle.latest() if step is None else self._handle.wait(step - 1)
 
-        try:
-            found = self._patience.call(look, LOOK, in_steps=True)
-        except NotFoundError:
-            found = None
+        found = None
+        with suppress(NotFoundError):
+            found = self._made(look, LOOK)
         if found is None:
             logger.warning(
                 "%s: the server has lost the frozen parameters and buffers of this run, so they begin in this process "
@@ -101,10 +147,8 @@ class Rest:
                 self._name,
             )
             return
-        write(self._tensors, found[1], self._name)
-
-    def _arrays(self) -> dict[str, Any]:
-        return {name: as_array(tensor) for name, tensor in self._tensors.items()}
+        self._last = found[0], {name: found[1][name] for name in self._buffers}
+        write({**self._frozen, **self._buffers}, found[1], self._name)
 
     def close(self) -> None:
         """Closes the handle."""

@@ -14,6 +14,7 @@ import pytest
 import torch
 from networks import Net
 from support.proxy import Fault
+from support.servers import Snapshot
 
 PROGRAM = Path(__file__).with_name("program.py")
 EPOCHS = 8
@@ -139,6 +140,43 @@ def test_the_server_loses_all_when_a_process_has_just_joined(real_client, proxy,
     for one in running:
         one.result(60)
     assert "of a living worker" not in caplog.text
+
+
+@pytest.mark.loses_data
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("is_older", [True, False], ids=["older", "empty"])
+@pytest.mark.parametrize("is_published", [True, False], ids=["published", "not yet"])
+def test_the_server_loses_buffers(real_client, wrap, background, clock, is_published, is_older, fused):
+    """Those of worker 0, before or after it has published them, and before the other one has read them."""
+    together = threading.Barrier(2, timeout=60)
+
+    def train(number):
+        model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))
+        one = wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), workers=2, number=number, fused=fused)
+
+        def step():
+            model(torch.eye(4) + number).sum().backward()
+            one.step()
+            one.zero_grad()
+
+        step()
+        kept = Snapshot(real_client)
+        together.wait()
+        step()
+        if number == 0:
+            if is_published:
+                one.sync_buffers()
+            kept.restore() if is_older else real_client.flushall()
+        together.wait()
+        if number or not is_published:
+            one.sync_buffers()
+        buffers = [each.clone() for each in model.buffers()]
+        step()
+        return buffers
+
+    with clock.running():
+        one, other = [each.result(60) for each in [background(train, number) for number in (0, 1)]]
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def test_an_outage_when_a_training_begins(proxy, wrap, background, durations, until, caplog):
