@@ -11,7 +11,7 @@ import numpy as np
 from redisacc._arrays import validation
 from redisacc._arrays.results import ApplyResult
 from redisacc._arrays.weights import LEAST_WEIGHT
-from redisacc._format.keys import DELETING, Keys
+from redisacc._format.keys import DELETING, Keys, ParameterKeys
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.dense import ConditionalAccumulator
 from redisacc._handles.options import AccumulatorOptions, Mean
@@ -53,10 +53,21 @@ def open_gradients(
     return ConditionalAccumulator(array.dtype, array.shape, shared_name, **rest)
 
 
-def has_no_gradients(transport: Transport, shared_name: str) -> bool:
-    """Returns whether there is no accumulator of this name, or only one that is being deleted."""
-    found = transport.call("HGET", Keys(shared_name).record, "incarnation")
-    return found is None or found.startswith(DELETING.encode())
+def has_no_gradients(transport: Transport, shared_name: str, *, alone: bool = False) -> bool:
+    """Returns whether there is no accumulator of this name, or only one that is being deleted.
+
+    Args:
+        transport: the way to the server.
+        shared_name: the name.
+        alone: whether there have to be parameters of this name, at the same moment.
+    """
+    (found,), (version,) = transport.pipeline(
+        [
+            ("HMGET", Keys(shared_name).record, "incarnation"),
+            ("HMGET", ParameterKeys(shared_name).record, "version"),
+        ]
+    )
+    return (found is None or found.startswith(DELETING.encode())) and not (alone and version is None)
 
 
 def no_gradient(accumulator: ConditionalAccumulatorBase[Any]) -> tuple[Any, float]:

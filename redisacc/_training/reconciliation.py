@@ -299,21 +299,15 @@ class Reconciliation(Participant):
             return
         try:
             record = handle._records.read()
-        except NotFoundError:
-            if view.published is None or not self._has_seen_both or self._parameters._reader.poll() is None:
+        except NotFoundError as error:
+            # Both are in one slot, so a server loses both, and older data have one of their own.
+            if view.published is None or not (
+                self._has_seen_both and has_no_gradients(self._transport, self.shared_name, alone=True)
+            ):
                 self._close_gradients()
-                return
-            try:
-                # Since the first read, both may have come back.
-                record = handle._records.read()
-            except NotFoundError as error:
-                if not has_no_gradients(self._transport, self.shared_name):
-                    # In place of what has been made after a loss, the server has its older data again.
-                    self._close_gradients()
-                    return
-                # Both are in one slot, so a server loses both.
+            else:
                 self._error, view.is_deleted = error, True
-                return
+            return
         self._has_seen_both = view.published is not None
         view.is_open, view.gradients, view.is_empty = True, record.global_step, record.num_accumulated == 0
         view.has_quorum = view.has_quorum and record.quorum.least is not None

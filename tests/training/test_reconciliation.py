@@ -531,3 +531,21 @@ def test_what_is_lost_comes_back_at_each_exchange(training, real_client, proxy, 
             real_client.flushall()
     assert chief.parameters["w"].tolist() == [until, sum(range(until))]
     assert one.result(60)[1] == list(range(until))
+
+
+def test_older_data_are_lost_at_each_exchange(training, real_client, proxy, durations):
+    """They have an accumulator that this chief does not know, so it is not as if somebody had deleted that alone."""
+    one, after = training.work(), dict(enumerate(range(12), 2))
+    chief, until, kept = training.chief(redis=proxy.url), len(after) + 3, None
+    durations(young=20.0)
+    for taken in chief.rounds(until=until):
+        chief.publish({"w": chief.parameters["w"] + taken.gradient["w"]})
+        if kept is None:
+            kept = Snapshot(real_client, lasting=True)
+            real_client.flushall()
+        elif chief.step in after:
+            proxy.when_it_happens = real_client.flushall
+            proxy.arm(Fault("request", after[chief.step], 0, "pass"))
+            kept.restore()
+    assert chief.parameters["w"].tolist() == [until, sum(range(until))]
+    one.result(60)
