@@ -103,6 +103,14 @@ def _url(output):
     return url
 
 
+def _redisacc(url, command):
+    """Runs a command of the page, as typed, and returns its output."""
+    words = [sys.executable, "-m", *shlex.split(command)]
+    return subprocess.run(
+        words, env={**os.environ, "REDISACC_URL": url}, check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_run_survives_what_the_page_does_to_it(run_as_typed, tmp_path):
@@ -163,6 +171,49 @@ def test_twelve_lines_of_the_quick_start_are_not_the_models(blocks):
     lines = [line for line in program.splitlines() if line and not line.startswith("#")]
     assert "Fourteen of its lines are the model and its data" in PAGE.read_text()
     assert len(lines) - _OF_THE_MODEL <= 12
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+def test_what_the_page_says_about_a_run_that_is_done_and_about_looking_inside(run_as_typed, tmp_path):
+    consoles = _blocks("console")
+    run, out = run_as_typed()
+    assert run.wait(120) == 0, out.read_text()
+    program = tmp_path / "train.py"
+    program.write_text(program.read_text().replace("until=300", "until=2000"))
+    run, out = run_as_typed()
+    _wait_for("step 350:", run, out)
+    assert _STEP.findall(out.read_text())[0].startswith("step 300:")
+    looks = next(block for block in consoles if "$ redisacc watch" in block)
+    show, watch = re.findall(r"^\$ (redisacc (?:show|watch)\b[^#]*)", looks, re.MULTILINE)
+    shown = _redisacc(_url(out.read_text()), show)
+    assert all(f"worker {number}" in shown for number in range(3))
+    assert "quickstart  step " in _redisacc(_url(out.read_text()), f"{watch} --number 1")
+
+    run, out = run_as_typed("--server-dir data", "--server-dir another")
+    _wait_for("step 0:", run, out)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(240)
+def test_a_killed_server_that_is_not_durable_loses_what_came_after_its_last_snapshot(
+    run_as_typed,
+):
+    run, out = run_as_typed("--server-dir data", "--server-dir data --no-durable")
+    _wait_for("step 50:", run, out)
+    [(_, server_pid)] = _STARTED.findall(out.read_text())
+    os.kill(run.pid, signal.SIGKILL)
+    os.kill(int(server_pid), signal.SIGKILL)
+    run.wait()
+    run, out = run_as_typed("--server-dir data", "--server-dir data --no-durable")
+    _wait_for("step 0:", run, out)
+    # A server that is stopped loses nothing.
+    _wait_for("step 50:", run, out)
+    run.send_signal(signal.SIGINT)
+    assert run.wait(60) == 130
+    run, out = run_as_typed("--server-dir data", "--server-dir data --no-durable")
+    _wait_for("step 100:", run, out)
+    assert "step 0:" not in out.read_text()
 
 
 def test_every_extra_is_described():

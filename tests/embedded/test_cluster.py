@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from owners import alive
@@ -14,6 +15,26 @@ from support.servers import executable
 
 import redisacc
 from redisacc.embedded import Cluster, Server
+
+OWNER = """
+import os, signal, sys
+from redisacc.embedded import Cluster
+cluster = Cluster(2, executable=sys.argv[1])
+cluster.start()
+print(*(node.pid for node in cluster.nodes), *(node.dir for node in cluster.nodes), flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_owner_leaves_nothing_behind(until):
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, executable("valkey")], stdout=subprocess.PIPE, text=True)
+    first, second, *folders = owner.stdout.readline().split()
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    until(lambda: not alive(int(first)) and not alive(int(second)))
+    until(lambda: not any(Path(folder).exists() for folder in folders))
 
 
 @pytest.mark.thorough

@@ -7,12 +7,24 @@ import threading
 from pathlib import Path
 
 import pytest
-from owners import OWNER, REAL, alive, ask, gone, run, timer_has_run
+from owners import OWNER, REAL, alive, ask, gone, program, run, timer_has_run
 from support.until import until
 
 from redisacc.embedded import Server
 
 pytestmark = pytest.mark.servers(*REAL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_owner_that_is_killed_takes_the_server_with_it(executable, tmp_path, how):
+    with run("-c", OWNER, executable, "", cwd=tmp_path) as owner:
+        pid, directory = int(owner.line()), Path(owner.line())
+        assert alive(pid)
+        assert directory.exists()
+        owner.kill(how)
+        assert gone(pid, 5)
+        until(lambda: not directory.exists())
 
 
 @pytest.mark.slow(keep="-0")
@@ -116,3 +128,36 @@ with Server(executable=sys.argv[1]) as server:
         assert owner.line() == "True"
         assert owner.result()[0] == 0
         assert gone(pid, 5)
+
+
+@pytest.mark.slow
+def test_interrupted_start_leaves_nothing(tmp_path):
+    mute = program(
+        tmp_path / "mute",
+        f"""
+        #!/bin/sh
+        [ "$1" = --version ] && {{ echo "Redis server v=7.0.0"; exit; }}
+        echo $$ > {tmp_path}/pid.new
+        mv {tmp_path}/pid.new {tmp_path}/pid
+        exec sleep 1000
+        """,
+    )
+    script = """
+import sys, tempfile
+from redisacc.embedded import Server
+tempfile.tempdir = "scratch"
+try:
+    Server(executable=sys.argv[1]).start()
+except KeyboardInterrupt:
+    print("interrupted")
+    sys.stdin.readline()
+"""
+    (tmp_path / "scratch").mkdir()
+    with run("-c", script, str(mute), cwd=tmp_path) as owner:
+        until((tmp_path / "pid").exists)
+        owner.kill(signal.SIGINT)
+        assert owner.line() == "interrupted"
+        assert not alive(int((tmp_path / "pid").read_text()))
+        assert list((tmp_path / "scratch").iterdir()) == []
+        owner.say()
+        assert owner.result()[0] == 0

@@ -48,6 +48,16 @@ def test_training(start):
     assert re.fullmatch(started + r"it is ready at redis://127\.0\.0\.1:\d+/0\n", run.err)
 
 
+@pytest.mark.thorough
+def test_training_continues_in_the_same_directory(start, tmp_path):
+    for first, durable in ((0, ["--no-durable"]), (3, []), (6, ["--no-durable"])):
+        run = start("--chief", "--workers", 2, "--server-dir", "data", *durable, script=TRAIN)
+        assert run.code() == 0, run.err
+        steps = [line.split()[3] for line in run.out.splitlines()]
+        assert steps == [str(step) for step in range(first, first + 3)]
+        assert (tmp_path / "data" / "dump.rdb").exists() == bool(durable)
+
+
 def test_a_directory_has_to_be_named(start, tmp_path):
     empty = "Invalid value for '--server-dir': the path is empty; for the current directory, give a dot"
     for options, message in (
@@ -99,6 +109,17 @@ KILLED = (
     "redisacc | the server was killed by SIGKILL, by somebody or by the kernel for lack of memory, which `dmesg` "
     "reports"
 )
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_too_often_ends_the_run(start, unused_port):
+    script = "print('ready'); import signal; signal.pause()"
+    run = start("--chief", "--workers", 1, "--server-port", unused_port, "--restarts", 0, script=script)
+    run.seen("ready", 2)
+    with redis.Redis(port=unused_port) as client:
+        os.kill(client.info("server")["process_id"], signal.SIGKILL)
+    assert run.code() == 1
+    assert f"{KILLED}. It has logged nothing since it was ready\n" in run.err
 
 
 TRAINING = """

@@ -9,6 +9,7 @@ import redis
 from support.daemons import free_port
 
 import redisacc
+from redisacc.tools.admin.acl import rules
 
 pytestmark = [pytest.mark.servers("redis7"), pytest.mark.thorough]
 
@@ -88,3 +89,25 @@ def test_what_a_cluster_keeps_out(tls_cluster, certificates, settings, message, 
     for text in (str(failure.value), caplog.text):
         assert PASSWORD not in text
         assert QUOTED not in text
+
+
+def test_a_cluster_of_tls_without_tls(tls_cluster, short_opening):
+    """The message says what a server does with what it does not take for TLS."""
+    with pytest.raises(redisacc.ServerUnavailableError, match=r"closed the connection|reset"):
+        redisacc.ConditionalAccumulator("float32", [3], "w", redis=f"redis+cluster://127.0.0.1:{tls_cluster[0].port}")
+
+
+def test_a_user_without_rights_on_some_of_the_keys(tls_cluster, certificates, open_accumulator):
+    """Errors name what is missing: the command, the key, and where rules come from."""
+    for node in tls_cluster:
+        node.client(password=PASSWORD).execute_command(
+            "ACL", "SETUSER", "w1", f">{PASSWORD}", *rules("worker", "team/*", cluster=True, eval_=True)
+        )
+    url = url_of(tls_cluster[0], certificates, user="w1")
+    for name in ("team/a", "team/b", "team/c"):
+        acc = open_accumulator("dense", "float32", [3], name, redis=url)
+        assert acc.apply_grad(np.ones(3))
+        with pytest.raises(redisacc.ServerError, match=r"keys.*`redisacc acl` prints rules that suffice"):
+            acc.take_grad(1, timeout=5)
+    with pytest.raises(redisacc.ServerError, match="keys"):
+        open_accumulator("dense", "float32", [3], "others/a", redis=url)

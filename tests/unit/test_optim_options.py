@@ -237,6 +237,52 @@ def test_whose_state_can_continue():
     assert not optim.SGD(momentum=0.9).state_matches(optim.RMSprop(momentum=0.9))
 
 
+GOOD = optim.AdamW(lr_factor={"a": 1}, no_decay=["b"], clip_norm=1).to_config()
+
+
+CONFIGS = [
+    (None, "the config of an optimizer must be a dict, not None"),
+    ({}, r"the name of an optimizer must be one of \['adagrad', .*\], not None"),
+    ({**GOOD, "name": ["adam"]}, "the name of an optimizer must be one of"),
+    ({**GOOD, "name": "sgd"}, "the config of sgd must have the options"),
+    ({**GOOD, "more": 1}, "the config of adamw must have the options"),
+    ({key: value for key, value in GOOD.items() if key != "eps"}, "the config of adamw must have the options"),
+    ({**GOOD, "eps": 0.1}, "in the config of adamw, eps must be a finite number as float.hex writes it, not 0.1"),
+    *(
+        ({**GOOD, "eps": eps}, "eps must be a finite number")
+        for eps in ("0x1p-4", "0x1.0000000000000p+9999", "nan", "0x1." + "0" * 10**6, b"0x1.0000000000000p+0")
+    ),
+    *(({**GOOD, "eps": eps}, "eps must be a number") for eps in (True, None, (-1.0).hex())),
+    ({**GOOD, "amsgrad": (1.0).hex()}, "amsgrad must be True or False"),
+    *(
+        ({**GOOD, "betas": betas}, f"betas must be {message}")
+        for betas, message in (
+            (None, "a list of at most 1000 entries, not None"),
+            ([0.9, 0.999], "a finite number"),
+            ([(0.5).hex()], "a pair"),
+            ([(0.5).hex()] * 1001, "a list of at most 1000 entries"),
+        )
+    ),
+    ({**GOOD, "no_decay": None}, "no_decay must be a sequence"),
+    ({**GOOD, "no_decay": [None]}, "pattern 0 of no_decay"),
+    *(
+        ({**GOOD, "lr_factor": factors}, f"lr_factor must {message}")
+        for factors, message in (
+            ({"a": (0.5).hex()}, "be a list of at most 1000 entries"),
+            ([["a"]], r"have pairs of a pattern and a factor, not \['a'\]"),
+            ([[["a"], (0.5).hex()]], "have pairs"),
+            ([["a", 0.5]], "be a finite number"),
+        )
+    ),
+]
+
+
+def test_a_config_of_somebody_else_is_refused():
+    for config, message in CONFIGS:
+        with pytest.raises(InvalidArgumentError, match=message):
+            pytest.fail(f"{optim.from_config(config)} was made")
+
+
 _ANYTHING = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=20) | st.binary(max_size=20)
     | st.floats(allow_nan=False, allow_infinity=False).map(float.hex),

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from redisacc import IndexedSlices, Sparse
+from redisacc._arrays.gradient import Gradient, Section
 from redisacc._arrays.leaf_values import tree_gradient
 from redisacc._arrays.spec import AccumulatorSpec, described_by, described_like
-from redisacc.errors import InvalidArgumentError
+from redisacc.errors import CorruptDataError, InvalidArgumentError
 
 
 def spec_of(tree, **options):
@@ -141,6 +142,8 @@ NO_DENSE = [
     (np.zeros(2, complex), "must be float32 or a dtype that casts to it"),
     *((np.zeros(shape), "must have the declared shape [2], not [") for shape in ((3,), (1, 2))),
     ("ab", "must have the declared shape [2], not []"),
+    ([[1], [2, 3]], "must be an array"),
+    *((value, "must be an array of numbers") for value in ([None, 1], {"x": 1})),
     (np.ma.masked_array([1, 2], [0, 1]), "must not be a masked array"),
     (IndexedSlices([1.0], [1]), "must be a dense array, because"),
 ]
@@ -148,9 +151,12 @@ NO_DENSE = [
 NO_ROWS = [
     *((value, "must be IndexedSlices, a sparse array, or") for value in (np.zeros((9, 2)), [[1], [[1, 2]]], ([1],))),
     (([9], [[1, 2]]), "must be below 9"),
+    (([-1], [[1, 2]]), "must not be negative"),
     (([1.0], [[1, 2]]), "must be integers"),
     (([1, 2], [[1, 2]]), "must have one row for each"),
     (([1], [[1, 2, 3]]), "must fit the declared shape [9,2], unlike rows of shape [3]"),
+    *((([1], values), "must fit the declared shape") for values in ([[[1], [2]]], [[[1, 1], [2, 2]]])),
+    (([1], [[1j, 2]]), "must be float32"),
     *(((*S, whole), "must agree with the declared") for whole in ([8, 2], [9])),
     ((*S, "92"), "must be None or an integer vector"),
 ]
@@ -170,3 +176,44 @@ def test_what_is_no_gradient():
     ):
         with pytest.raises(InvalidArgumentError, match=re.escape(message)):
             packed(spec, {"a": {"d": d, "s": s}, "b": b})
+
+
+def test_a_forged_count_of_the_gradients_that_have_a_leaf():
+    spec = spec_of([("float32", (1,))], missing="skip", reduction_type="MEAN")
+    for present in (-1, 3, -(2**31), 2**31 - 1):
+        round_sum = spec.empty_sum((), where="redisacc:{w}:sums")
+        round_sum.add(Gradient((Section(np.ones(1, np.float32)), Section(np.array([present], np.int64))), 2))
+        with pytest.raises(CorruptDataError, match=r"redisacc:\{w\}:sums: .* gradients are counted for the leaf '0'"):
+            spec.result(round_sum, 2)
+
+
+def test_a_leaf_in_fewer_gradients_than_one_of_its_rows():
+    spec = spec_of([Sparse("float32", (9,))], missing="skip", reduction_type="MEAN")
+    round_sum = spec.empty_sum((), where="w")
+    rows = Section(np.ones(1, np.float32), np.array([3]), np.array([2], np.uint64))
+    round_sum.add(Gradient((rows, Section(np.array([1], np.int64))), 2))
+    with pytest.raises(CorruptDataError, match="an index occurs in 2 gradients"):
+        spec.result(round_sum, 2)
+
+
+LEAVES = [
+    *("float32", "float32[2]", "float32 [2] ", "float32 2", "float31 [2]", "Sparse float32 [9]", "tuple", ""),
+    *("sparse [2]", "sparse float32 []", "sparse float32 [9,-1]", "float32 [-1]", "float32 [-2]", "float32 [02]"),
+    *("float32 [2,]", "float32 [,2]", "float32 [-]", "float32 [1-2]", "float32 [9223372036854775808]"),
+    *("float32 [4611686018427387904,4]", "float64 [2305843009213693952]"),
+    # In two leaves.
+    "float32 [4611686018427387903]",
+    *(f"{kind} [" + "1," * 99 + "1]" for kind in ("float32", "sparse float32")),
+    *("float32 [" + "1," * 300 + "1]", "float32 [" + "1" * 5000 + "]"),
+]
+
+
+def test_the_text_of_a_leaf_that_redisacc_did_not_write():
+    def parse(leaf):
+        return AccumulatorSpec.parse(f'["{leaf}","{leaf}"]', reduction_type="SUM").schema["tree"]
+
+    assert parse("float32 [2]") == '["float32 [2]","float32 [2]"]'
+    for text in LEAVES:
+        with pytest.raises(ValueError, match=r".") as failure:
+            pytest.fail(f"it was read: {parse(text)}")
+        assert len(str(failure.value)) < 500

@@ -170,6 +170,26 @@ def test_a_tree_that_is_a_leaf():
         assert structure.leaves_of(leaf, "grad")[0] is leaf
 
 
+# Texts that redisacc does not write.
+FOREIGN = [
+    *("", "{", "\x00\xff", "[" * 10_000, "[" * 10_000 + '"x"' + "]" * 10_000, '{"a":' * 10_000 + '"x"' + "}" * 10_000),
+    "[" * (MAX_DEPTH + 1) + '"x"' + "]" * (MAX_DEPTH + 1),
+    *("{}", "null", "[1]", "[" + "1" * 10_000 + "]", '{"a":1.5}', "[NaN]", "[true]"),
+    *('{"a": "x"}', '{"b":"x","a":"x"}', '{"a":"x","a":"x"}', '{"\\u0061":"x"}', '{"\\ud800":"x"}', '["\\ud800"]'),
+    *('{"\\u0000":"x"}', '{"":"x"}', '{"a":{"b":"x"},"a/b":"x"}', '"x""x"', '"x"\n', '{"' + "k" * 2000 + '":"x"}'),
+    "[" + '"x",' * 40 + '"x"]',
+]
+
+
+def test_a_structure_that_redisacc_did_not_write(monkeypatch):
+    monkeypatch.setattr(trees, "MAX_LEAVES", 40)
+    for text in FOREIGN:
+        with pytest.raises(ValueError, match=r".") as failure:
+            pytest.fail(f"{text[:50]!r} was read as {parse_structure(text)}")
+        assert not isinstance(failure.value, UnicodeError), text[:50]
+        assert len(str(failure.value)) < 500
+
+
 def test_a_structure_that_is_too_long(monkeypatch):
     text = '{"' + "a" * 100 + '":"x"}'
     monkeypatch.setattr(trees, "LONGEST_STRUCTURE", len(text))

@@ -1,4 +1,4 @@
-"""A server that is killed and comes back: with everything, or with nothing."""
+"""A server that is killed and comes back: with everything, with less, with nothing."""
 
 import os
 
@@ -6,15 +6,59 @@ import numpy as np
 import pytest
 import redis
 from support.command import run_json
+from support.leaks import leftovers
 from support.proxy import proxy_before_server
+from support.servers import contents
 
 import redisacc
 
 pytestmark = pytest.mark.servers("valkey", "redis7", "redis62")
 
+TREE = {"d": ("float32", (4,)), "s": redisacc.Sparse("float32", (9, 4))}
+# Kind, what the accumulator is created with, and in_place_limit: each kind once, and each way of storage.
+KINDS = {
+    "dense-in_place": ("dense", ("float32", [4]), 10**9),
+    "sparse-buffered": ("sparse", ("float32", [9, 4]), 0),
+    "tree-buffered": ("tree", (TREE,), 0),
+}
 
-def apply(acc, value):
-    return acc.apply_grad(np.full(4, value, np.float32))
+
+def apply(acc, value, **options):
+    row = np.full(4, value, np.float32)
+    if isinstance(acc, redisacc.TreeAccumulator):
+        return acc.apply_grad({"d": row, "s": ([3], [row])}, **options)
+    if isinstance(acc, redisacc.SparseConditionalAccumulator):
+        return acc.apply_grad([3], [row], **options)
+    return acc.apply_grad(row, **options)
+
+
+def taken(acc, number, **options):
+    return value_of(acc.take_grad(number, **{"timeout": 20, **options}))
+
+
+def value_of(gradient):
+    """The value that all elements of a gradient have."""
+    is_tree = isinstance(gradient, dict)
+    if is_tree:
+        gradient = np.concatenate([gradient["d"][np.newaxis], gradient["s"].values])
+    elif isinstance(gradient, redisacc.IndexedSlices):
+        gradient = gradient.values
+    rows = gradient[1] if isinstance(gradient, tuple) else gradient
+    # Of a tree, the dense leaf and the row of the sparse one.
+    assert np.size(rows) == (8 if is_tree else 4)
+    (value,) = set(np.ravel(rows).tolist())
+    return value
+
+
+@pytest.fixture(params=KINDS)
+def open_kind(request, open_accumulator):
+    kind, schema, limit = KINDS[request.param]
+
+    def make(server, **options):
+        options = {"limits": redisacc.Limits(in_place=limit), "reduction_type": "SUM", **options}
+        return open_accumulator(kind, *schema, "w", redis=server.url, **options)
+
+    return make
 
 
 # A large hash is read in pieces. A cursor means nothing to another server process, whose hash function is seeded anew.
@@ -64,10 +108,46 @@ def test_a_hash_that_is_read_in_pieces_is_whole_after_a_restart_in_between(daemo
         assert proxy.sent.count(scan) > (8 + 3 if scan == "HSCAN" else 4 + 3)
 
 
-@pytest.mark.every_server
-def test_a_server_that_comes_back_empty_is_an_error_and_no_new_accumulator(daemon, open_accumulator, background, until):
+@pytest.mark.every_server(open_kind="sparse-buffered")
+def test_with_appendfsync_always_nothing_is_lost(daemon, open_kind, background):
+    server = daemon("--appendonly", "yes", "--appendfsync", "always").start()
+    acc = open_kind(server)
+    apply(acc, 1)
+    assert taken(acc, 1) == 1
+    for value in (1, 2, 4):
+        apply(acc, value, local_step=1)
+    # A round that was granted and never acknowledged.
+    with pytest.raises(ZeroDivisionError), acc.take(3):
+        raise ZeroDivisionError
+    for value in (8, 16):
+        apply(acc, value, local_step=2)
+    before = contents(server.client())
+    waiting = background(acc.take_grad, 3, timeout=60)
+    server.kill()
+    server.start()
+    # Waiting takers may have reconnected already.
+    now = contents(server.client())
+    for key in (b"redisacc:{w}:queue", b"redisacc:{w}:takers"):
+        before.pop(key, None)
+        now.pop(key, None)
+    tickets = (before[b"redisacc:{w}"].pop(b"tickets"), now[b"redisacc:{w}"].pop(b"tickets"))
+    assert int(tickets[0]) <= int(tickets[1])
+    for there in (before, now):
+        there[b"redisacc:{w}"].pop(b"wanted")
+    assert now == before
+    apply(acc, 32, local_step=2)
+    assert value_of(waiting.result(60)) == 56
+    with acc.recover() as found:
+        assert found.num_accumulated == 3
+    assert acc.info().applied == 7
+    acc.delete()
+    assert leftovers(server.client()) == []
+
+
+@pytest.mark.every_server(open_kind="dense-in_place")
+def test_a_server_that_comes_back_empty_is_an_error_and_no_new_accumulator(daemon, open_kind, background, until):
     server = daemon().start()
-    acc = open_accumulator("dense", "float32", [4], "w", redis=server.url)
+    acc = open_kind(server)
     apply(acc, 1)
     waiting = background(acc.take_grad, 5)
     until(lambda: acc.info().waiting)
@@ -167,4 +247,4 @@ def test_a_server_that_loads_its_data_is_waited_for(daemon, open_accumulator, un
         redisacc.ConditionalAccumulator("float32", [4], "w", redis=server.url)
     assert answers_busy(server.client()) == "LOADING"
     assert apply(acc, 2)
-    assert acc.take_grad(2, timeout=20).tolist() == [3] * 4
+    assert taken(acc, 2) == 3
