@@ -272,16 +272,17 @@ class Reconciliation(Participant):
             record = reader.poll()
         except NotFoundError as error:
             found = whereabouts(self._transport, self._keys, reader.incarnation)
-            if found == "lost":
-                record = None
-            elif found == "deleted" or (found == "replaced" and view.memory is not None):
-                self._error, view.is_deleted = error, True
-                return
-            elif view.memory is not None:
+            if found == "there":
                 # Since the first read, somebody has published again what was lost.
                 raise
-            else:
-                # While this process stood by, another training has taken the place of one that was lost.
+            record = None if found == "lost" else ParameterReader(self._transport, self._keys).poll()
+            is_later = view.memory is not None and record is not None and record.step >= view.memory
+            if found == "deleted" or is_later:
+                self._error, view.is_deleted = error, True
+                return
+            if record is not None:
+                # Another training has taken the place of one that was lost while this process stood by; or the server
+                # has older data, of the processes before those that have continued with a checkpoint.
                 self._parameters._forget()
                 record = self._parameters._reader.poll()
         view.published = None if record is None else record.step

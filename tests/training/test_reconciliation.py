@@ -195,6 +195,28 @@ def test_everything_is_lost_together_with_a_reducer(join, reducing, real_client,
     one.delete()
 
 
+@both
+@pytest.mark.usefixtures("time_runs")
+def test_older_data_of_processes_before_those_that_continued_with_a_checkpoint(
+    join, real_client, expected, how, tmp_path
+):
+    wanted, kept = expected(how, 8), {}
+    options = {"checkpoint": redisacc.Checkpoints(tmp_path, every=1), **HOW[how]}
+
+    def seen(step):
+        if step == 2:
+            kept[2] = Snapshot(real_client, lasting=True)
+        elif step == 6:
+            kept[2].restore()
+
+    with join(BEGIN, **options) as one:
+        train(one, 4, seen)
+    real_client.flushall()
+    again = join(BEGIN, **options)
+    assert train(again, 8, seen) == wanted
+    again.delete()
+
+
 @pytest.mark.loses_data
 @pytest.mark.usefixtures("time_runs")
 def test_a_process_that_joins_after_a_loss_leaves_the_lease_to_the_one_that_has_the_state(
