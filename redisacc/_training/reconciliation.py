@@ -251,7 +251,7 @@ class Reconciliation(Participant):
         """Looks at what there is."""
         view = self._view
         self._look_at_weights(view)
-        if view.is_deleted:
+        if view.is_deleted or view.lease == "lost":
             return
         self._look_at_gradients(view)
         known = view.memory or 0
@@ -276,9 +276,11 @@ class Reconciliation(Participant):
                 # Since the first read, somebody has published again what was lost.
                 raise
             record = None if found == "lost" else ParameterReader(self._transport, self._keys).poll()
-            is_later = view.memory is not None and record is not None and record.step >= view.memory
-            if found == "deleted" or is_later:
+            if found == "deleted":
                 self._error, view.is_deleted = error, True
+                return
+            if view.memory is not None and record is not None and record.step >= view.memory:
+                self._error, view.lease = ConflictError(f"{error}; they are at step {record.step}"), "lost"
                 return
             if record is not None:
                 # Another training has taken the place of one that was lost while this process stood by; or the server

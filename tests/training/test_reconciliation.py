@@ -217,6 +217,26 @@ def test_older_data_of_processes_before_those_that_continued_with_a_checkpoint(
     again.delete()
 
 
+@both
+@pytest.mark.usefixtures("time_runs")
+def test_later_data_of_processes_before_those_that_began_again(join, real_client, expected, how):
+    """Their leader stands by, and continues with what is later."""
+    wanted, kept = expected(how, 8), []
+
+    def seen(step):
+        if step == 3 and not kept:
+            kept.append(Snapshot(real_client, lasting=True))
+        elif step == 1 and kept:
+            kept[0].restore()
+
+    with join(BEGIN, **HOW[how]) as one:
+        train(one, 4, seen)
+    real_client.flushall()
+    again = join(BEGIN, **HOW[how])
+    assert train(again, 8, seen) == wanted
+    again.delete()
+
+
 @pytest.mark.loses_data
 @pytest.mark.usefixtures("time_runs")
 def test_a_process_that_joins_after_a_loss_leaves_the_lease_to_the_one_that_has_the_state(
