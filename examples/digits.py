@@ -1,9 +1,9 @@
 """Classifies handwritten digits by data-parallel logistic regression: each worker holds a shard of the images.
 
     pip install 'redisacc[examples]'
-    redisacc run --chief --server --workers 4 -- python digits.py --plot digits.png
+    redisacc run --server --workers 4 -- python digits.py --plot digits.png
 
-At the end the chief trains once more, in its process alone, and compares the weights.
+At the end one process trains once more, alone, and compares the weights.
 """
 
 import argparse
@@ -32,31 +32,21 @@ def loss_and_gradient(weights, x, y):
     return -log_p[np.arange(len(y)), y].mean(), x.T @ (np.exp(log_p) - np.eye(CLASSES)[y]) / len(y)
 
 
-def descend(weights, gradient):
-    return weights - RATE * (gradient + DECAY * weights)
-
-
-def work():
-    """Runs a worker. Shards differ in size, so a gradient has the weight of its images. The loss travels beside it."""
-    x, _, y, _ = images()
-    with redisacc.Worker(NAME) as worker:
-        share = slice(worker.number, None, worker.workers)
-        x, y = x[share], y[share]
-        for _, parameters in worker.steps():
-            loss, gradient = loss_and_gradient(parameters["weights"], x, y)
-            worker.apply({"weights": gradient, "loss": loss}, weight=len(y))
-
-
 def train():
-    """Runs the chief; returns the weights and the loss of each step, which also survive a restart."""
-    begin = {"weights": np.zeros((images()[0].shape[1], CLASSES)), "loss": 0.0}
-    with redisacc.Chief(NAME, begin, state=np.zeros(STEPS)) as chief:
-        for taken in chief.rounds(until=STEPS):
-            mean, losses = taken.gradient, chief.state.copy()
-            losses[chief.step] = mean["loss"]
-            weights = descend(chief.parameters["weights"], mean["weights"])
-            chief.publish({"weights": weights, "loss": mean["loss"]}, state=losses)
-        return chief.parameters["weights"], chief.state
+    """Returns this worker's number, the weights, and the loss of each step.
+
+    Shards differ in size, so a gradient has the weight of its images, as has its loss.
+    """
+    x, _, y, _ = images()
+    optimizer = redisacc.optim.SGD(RATE, weight_decay=DECAY)
+    with redisacc.Training(NAME, np.zeros((x.shape[1], CLASSES)), optimizer=optimizer) as training:
+        share = slice(training.number, None, training.workers)
+        x, y = x[share], y[share]
+        for _, weights in training.steps(until=STEPS):
+            loss, gradient = loss_and_gradient(weights, x, y)
+            training.apply(gradient, weight=len(y), metrics={"loss": loss})
+        losses = [past.metrics["loss"] for past in training.history()]
+        return training.number, training.latest()[1], losses
 
 
 def train_alone():
@@ -65,7 +55,7 @@ def train_alone():
     weights, losses = np.zeros((x.shape[1], CLASSES)), []
     for _ in range(STEPS):
         loss, gradient = loss_and_gradient(weights, x, y)
-        weights = descend(weights, gradient)
+        weights = weights - RATE * (gradient + DECAY * weights)
         losses.append(loss)
     return weights, losses
 
@@ -93,18 +83,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plot", metavar="FILE", help="file for a plot of the training")
     args = parser.parse_args()
-    here = redisacc.place()
-    if here.role == "worker":
-        work()
+    number, *together = train()
+    if number:
         return
 
-    together, alone = train(), train_alone()
+    alone = train_alone()
     _, x, _, y = images()
     accuracy = np.mean((x @ together[0]).argmax(axis=1) == y)
     difference = np.abs(together[0] - alone[0]).max()
     print(f"test accuracy {accuracy:.3f}; largest difference of a weight from one process: {difference:.1e}")
     if args.plot:
-        plot(args.plot, together, alone, accuracy, here.workers)
+        plot(args.plot, together, alone, accuracy, redisacc.place().workers)
     if not difference < 1e-12:
         raise SystemExit("the difference is larger than rounding explains")
 

@@ -1,10 +1,10 @@
 """Trains a network of two hidden layers, written in JAX, in several processes. Its parameters are a pytree.
 
     pip install 'redisacc[examples]' jax
-    redisacc run --chief --server --workers 3 -- python jax_mlp.py
+    redisacc run --server --workers 3 -- python jax_mlp.py
 
-The images are scikit-learn's handwritten digits. The optimizer's momentum survives a restart of the chief together with
-the parameters.
+The images are scikit-learn's handwritten digits. The process that leads makes the update, and any may lead next: the
+optimizer's momentum is published together with the parameters.
 """
 
 import jax
@@ -45,36 +45,28 @@ def loss(parameters, x, y):
 
 
 @jax.jit
-def update(parameters, velocity, gradient):
+def descend(parameters, velocity, gradient):
     velocity = jax.tree.map(lambda v, g: MOMENTUM * v + g, velocity, gradient)
     return jax.tree.map(lambda p, v: p - RATE * v, parameters, velocity), velocity
 
 
-def work():
-    x, _, y, _ = images()
-    gradient = jax.jit(jax.grad(loss))
-    with redisacc.Worker(NAME) as worker:
-        for step, parameters in worker.steps():
-            # Each worker draws images of its own, also after a restart the same.
-            chosen = np.random.default_rng([step, worker.number]).integers(len(x), size=BATCH)
-            worker.apply(gradient(parameters, x[chosen], y[chosen]))
-
-
-def lead():
-    parameters = begin()
+def main():
+    x, test_x, y, test_y = images()
+    parameters, gradient = begin(), jax.jit(jax.grad(loss))
     velocity = jax.tree.map(jnp.zeros_like, parameters)
-    _, x, _, y = images()
-    with redisacc.Chief(NAME, parameters, state=velocity) as chief:
-        for taken in chief.rounds(until=STEPS):
-            parameters, velocity = update(chief.parameters, chief.state, taken.gradient)
-            chief.publish(parameters, state=velocity)
-            if chief.step % 100 == 0:
-                accuracy = jnp.mean(logits(parameters, x).argmax(axis=1) == y)
-                print(f"step {chief.step}: test accuracy {accuracy:.3f}", flush=True)
+
+    def update(taken, parameters, velocity):
+        return descend(parameters, velocity, taken.gradient)
+
+    with redisacc.Training(NAME, parameters, update=update, state=velocity) as training:
+        for step, parameters in training.steps(until=STEPS):
+            # Each worker draws images of its own, also after a restart the same.
+            chosen = np.random.default_rng([step, training.number]).integers(len(x), size=BATCH)
+            training.apply(gradient(parameters, x[chosen], y[chosen]))
+        if training.number == 0:
+            accuracy = jnp.mean(logits(training.latest()[1], test_x).argmax(axis=1) == test_y)
+            print(f"test accuracy {accuracy:.3f}")
 
 
 if __name__ == "__main__":
-    if redisacc.place().role == "worker":
-        work()
-    else:
-        lead()
+    main()

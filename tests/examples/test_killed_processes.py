@@ -13,8 +13,8 @@ from redisacc.embedded import Server
 # The digits and the embeddings compare their weights with those of a training in one process.
 EXAMPLES = {
     "federated": (["sklearn"], 8, ["--chief"], 20, "chief"),
-    "jax_mlp": (["jax", "sklearn"], 2, ["--chief"], 60, "chief"),
-    "digits": (["sklearn"], 2, ["--chief"], 60, "chief"),
+    "jax_mlp": (["jax", "sklearn"], 2, [], 60, "worker"),
+    "digits": (["sklearn"], 2, [], 60, "worker"),
     "torch_embeddings": (["torch"], 2, [], 60, "worker"),
 }
 
