@@ -275,10 +275,10 @@ class Reconciliation(Participant):
             if found == "there":
                 # Since the first read, somebody has published again what was lost.
                 raise
-            record = None if found == "lost" else ParameterReader(self._transport, self._keys).poll()
             if found == "deleted":
                 self._error, view.is_deleted = error, True
                 return
+            record = None if found == "lost" else ParameterReader(self._transport, self._keys).poll()
             if view.memory is not None and record is not None and record.step >= view.memory:
                 self._error, view.lease = ConflictError(f"{error}; they are at step {record.step}"), "lost"
                 return

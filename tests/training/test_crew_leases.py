@@ -97,7 +97,7 @@ def test_a_lease_that_has_run_out_too_early_is_not_taken(training, background, u
     durations(standby_asks_every=0.01)
 
     def looks():
-        return training.client.info("commandstats").get("cmdstat_hscan", {}).get("calls", 0)
+        return training.client.info("commandstats").get("cmdstat_time", {}).get("calls", 0)
 
     training.give_lease("chief", "host:1", 9_500)
     successor = background(lambda: training.chief(standby=True))

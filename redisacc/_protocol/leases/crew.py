@@ -238,7 +238,10 @@ class Crew:
 
     def _has_run_out(self, place: str) -> bool:
         """Returns whether there is a lease that has run out, whose holder is not known to be dead."""
-        return any(one.place == place and one.left <= 0 and fate_of(one.process) != "dead" for one in self.members())
+        now, [entry] = self.transport.pipeline([("TIME",), ("HMGET", self._key, place)])
+        held = {} if entry is None else {place.encode(): entry}
+        found = parse_crew(self._key, held, clock_ms(now))
+        return any(one.left <= 0 and fate_of(one.process) != "dead" for one in found)
 
     def _watch(self, holder: HeldByOther, seconds: float, cancel: Callable[[], bool]) -> None:
         """Blocks for some seconds, or until the holder of a lease is known to be dead."""
