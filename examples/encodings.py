@@ -90,11 +90,13 @@ class Words:
         return weights
 
     def gradient(self, weights, step, worker):
-        return skipgram.gradients(weights, self.sampler.batch(step, worker))
+        batch = self.sampler.batch(step, worker)
+        loss, gradient = skipgram.loss_and_gradient(weights, batch)
+        self.losses.append((loss, len(batch.centers)))
+        return gradient
 
     def update(self, weights, mean):
         skipgram.update(weights, self.squares, mean, self.settings.rate)
-        self.losses.append(mean["loss"])
 
     def result(self, weights):  # noqa: ARG002 - the losses of the batches are enough
         total = np.sum(self.losses[-len(self.losses) // 10 :], axis=0)

@@ -1,4 +1,4 @@
-"""The loops of the chief and of a worker, the training in one process, and the comparison of the two."""
+"""The loop of a worker, the training in one process, and the comparison of the two."""
 
 import math
 import os
@@ -18,17 +18,13 @@ from redisacc.tools.demo.training import (
     check_result,
     judge,
     largest_difference,
-    lead,
     tolerance_for,
+    train,
     train_alone,
-    work,
 )
 
 CORPUS = small_corpus()
 LEAVES = ("input", "output", "position")
-
-
-# In one process
 
 
 # The comparison
@@ -38,11 +34,6 @@ def trained(value=1.0):
     arrays = {leaf: np.ones((2, 2), "f4") for leaf in LEAVES}
     arrays["output"][1, 0] = value
     return arrays
-
-
-def losses(*values):
-    """As the chief keeps them: the sum over pairs of words, and their number."""
-    return np.array([[value * 10, 10] for value in values])
 
 
 @every_row(
@@ -59,7 +50,7 @@ def losses(*values):
 )
 def test_results_that_are_not_accepted(values, difference, message, capsys):
     with pytest.raises(DemoError, match=message):
-        judge(losses(*values), difference, 0.25)
+        judge(values, difference, 0.25)
     assert "The results agree" not in capsys.readouterr().out
 
 
@@ -89,30 +80,18 @@ def test_the_tolerance_tells_a_lost_gradient_from_rounding(monkeypatch):
 # Together. Threads instead of processes: what a process adds is tested with the command.
 
 
-class Together:
-    """Starts chiefs and workers of the training `t`."""
-
-    def __init__(self, background):
-        self._background = background
-
-    def chief(self, settings=SMALL):
-        return self._background(lead, "t", settings, CORPUS)
-
-    def worker(self, settings=SMALL, corpus=CORPUS):
-        return self._background(work, "t", settings, corpus)
-
-    def result(self):
-        """Returns what was published last."""
-        with redisacc.Parameters("t", create=False) as published:
-            return published.wait()[1]
+def result():
+    """Returns what was published last."""
+    with redisacc.Parameters("t", create=False) as published:
+        return published.wait()[1]
 
 
 @pytest.fixture
-def together(real_server, background, monkeypatch):
+def start(real_server, background, monkeypatch):
     monkeypatch.setenv("REDISACC_URL", real_server.url)
     for name in [name for name in os.environ if name.startswith("REDISACC_") and name != "REDISACC_URL"]:
         monkeypatch.delenv(name)
-    yield Together(background)
+    yield lambda settings: background(train, "t", settings, CORPUS)
     CliRunner().invoke(main, ["rm", "t", "--yes"])
 
 
@@ -120,28 +99,24 @@ def same(ours, theirs):
     return all(ours[leaf].tobytes() == theirs[leaf].tobytes() for leaf in LEAVES)
 
 
-def test_together_they_train_what_one_does(together, capsys):
+def test_together_they_train_what_one_does(start, capsys):
     settings = replace(SMALL, workers=4)
-    chief = together.chief(settings)
-    workers = [together.worker(settings) for _ in range(4)]
-    chief.result(60)
-    for worker in workers:
+    for worker in [start(settings) for _ in range(4)]:
         worker.result(60)
-    assert largest_difference(together.result(), train_alone(settings, CORPUS)) < 1e-5
+    assert largest_difference(result(), train_alone(settings, CORPUS)) < 1e-5
     capsys.readouterr()
     check_result("t", settings, CORPUS)
     assert capsys.readouterr().out.endswith("The results agree, and the loss fell.\n")
 
 
 @pytest.mark.servers("valkey")
-def test_the_check_finds_a_difference(together, monkeypatch):
-    chief, worker = together.chief(replace(SMALL, workers=1)), together.worker(replace(SMALL, workers=1))
-    chief.result(60)
-    worker.result(60)
+def test_the_check_finds_a_difference(start, monkeypatch):
+    settings = replace(SMALL, workers=1)
+    start(settings).result(60)
     honest = training.average
     monkeypatch.setattr(training, "average", lambda found: honest(found) | {"position": found[0]["position"] * 1.1})
     with pytest.raises(DemoError, match="the two results differ by"):
-        check_result("t", replace(SMALL, workers=1), CORPUS)
+        check_result("t", settings, CORPUS)
 
 
 class Died(Exception):
@@ -149,7 +124,7 @@ class Died(Exception):
 
 
 @pytest.mark.servers("valkey")
-def test_a_chief_and_a_worker_that_die_change_no_bit(together, monkeypatch, until):
+def test_two_that_die_change_no_bit(start, monkeypatch, until):
     # With two workers the order of arrival makes no difference: a + b = b + a.
     settings = replace(SMALL, kill=True)
 
@@ -158,50 +133,50 @@ def test_a_chief_and_a_worker_that_die_change_no_bit(together, monkeypatch, unti
             raise Died(step)
 
     monkeypatch.setattr(training, "kill_once", die)
-    chief = together.chief(settings)
-    first, second = together.worker(settings), together.worker(settings)
-    with pytest.raises(Died, match=r"^4$"):
-        chief.result(60)
-    chief = together.chief(settings)
-    # Which of the two has number 0 depends on who was first.
-    died = until(lambda: [worker for worker in (first, second) if not worker.running], 60)
-    with pytest.raises(Died, match=r"^8$"):
-        died[0].result(60)
-    third = together.worker(settings)
-    chief.result(60)
-    for worker in {first, second, third} - set(died):
+    living = [start(settings), start(settings)]
+    # The one that leads dies first, then worker 0, which may be either of them.
+    for step in (4, 8):
+        [died] = until(lambda: [worker for worker in living if not worker.running], 60)
+        with pytest.raises(Died, match=f"^{step}$"):
+            died.result(60)
+        living.remove(died)
+        living.append(start(settings))
+    for worker in living:
         worker.result(60)
-    assert same(together.result(), train_alone(settings, CORPUS))
+    assert same(result(), train_alone(settings, CORPUS))
 
 
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("other", [replace(SMALL, seed=4), replace(SMALL, rate=0.2)], ids=["seed", "rate"])
-def test_a_process_with_other_settings_is_turned_away(together, other):
-    chief = together.chief(replace(SMALL, workers=1, steps=2))
-    with pytest.raises(
+def test_a_process_with_other_settings_is_turned_away(start, other):
+    refused = pytest.raises(
         DemoError,
         match="t trains another text or has other settings: give all processes the same options, and the same --text",
-    ):
-        together.worker(other).result(30)
-    together.worker(replace(SMALL, workers=1, steps=2)).result(30)
-    chief.result(30)
-    # A chief that is started with other settings leaves the result as it is.
-    before = together.result()
-    with pytest.raises(DemoError, match="t trains another text or has other settings"):
-        together.chief(replace(other, workers=1)).result(30)
-    with pytest.raises(DemoError, match="t trains another text or has other settings"):
+    )
+    settings = replace(SMALL, workers=2, steps=2)
+    first = start(settings)
+    redisacc.Parameters("t").wait()
+    with refused:
+        start(replace(other, workers=2, steps=2)).result(30)
+    for worker in (first, start(settings)):
+        worker.result(30)
+    # What is started with other settings afterwards leaves the result as it is.
+    before = result()
+    with refused:
+        start(replace(other, workers=1)).result(30)
+    with refused:
         check_result("t", other, CORPUS)
-    assert same(together.result(), before)
+    assert same(result(), before)
 
 
 @pytest.mark.servers("valkey")
-def test_a_worker_too_many_is_turned_away(together):
-    settings = replace(SMALL, workers=1, steps=2)
+def test_a_worker_too_many_is_turned_away(start):
     with redisacc.Worker("t", number=0), pytest.raises(DemoError, match="t has workers 0 to 0, and no worker 1"):
-        together.worker(settings).result(30)
+        start(replace(SMALL, workers=1, steps=2)).result(30)
 
 
 @pytest.mark.servers("valkey")
-def test_there_is_nothing_to_check(together):
+@pytest.mark.usefixtures("start")
+def test_there_is_nothing_to_check():
     with pytest.raises(redisacc.NotFoundError, match="nothing has been published"):
         check_result("t", SMALL, CORPUS)

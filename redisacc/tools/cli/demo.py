@@ -45,9 +45,9 @@ _ENVIRONMENT = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS",
 def demo(settings: Settings, corpus: Corpus, text: tuple[Path, ...], words: tuple[str, ...], url: str | None) -> None:
     """Train word vectors with several processes, and check the result in one.
 
-    Each worker computes gradients of a skip-gram model on its share of a text, and a chief updates the parameters by
-    their mean. In the middle, the chief and a worker are killed and restarted. Afterwards, one process repeats the run
-    alone, and the two results must be equal up to rounding.
+    Each worker computes gradients of a skip-gram model on its share of a text, and one of them leads: it updates the
+    parameters by their mean. On the way, the one that leads and then another are killed. Afterwards, one process
+    repeats the run alone, and the two results must be equal up to rounding.
 
     The exit code is 0 if they are equal and the loss fell, 1 otherwise, and 128 + N after signal N, so 130 for Ctrl-C.
 
@@ -69,7 +69,7 @@ def demo(settings: Settings, corpus: Corpus, text: tuple[Path, ...], words: tupl
         click.echo(f"Look inside: redisacc watch {name}{f' --redis {address}' if server else ''}\n")
         transport = transport_of(address)
         try:
-            members = places(chief=True, workers=settings.workers, first_worker=0, total_workers=settings.workers)
+            members = places(chief=False, workers=settings.workers, first_worker=0, total_workers=settings.workers)
             run = Run(members, program, environment, restarts=lambda: Restarts(5), grace=10)
             if server:
                 run.look = ServerKeeper(server, Restarts(5), keeps_data=False).look

@@ -37,7 +37,9 @@ class Settings:
     rate: float = _setting(0.15, click.FloatRange(0, 100, min_open=True), "Learning rate of Adagrad.")
     subsampling: float = _setting(1e-3, click.FloatRange(0, 1, min_open=True), "Share above which a word is thinned.")
     seed: int = _setting(1, click.IntRange(0, 2**63 - 1), "Seed of all random numbers.")
-    kill: bool = _setting(True, click.BOOL, "Kill the chief and a worker once each, to show that nothing is lost.")
+    kill: bool = _setting(
+        True, click.BOOL, "Kill two processes, first the one that leads, to show that nothing is lost."
+    )
 
 
 def training_options(function: Callable[..., None]) -> Callable[..., None]:

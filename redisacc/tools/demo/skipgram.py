@@ -24,6 +24,10 @@ Tree = dict[str, Any]
 # The leaves of which a gradient holds rows.
 SPARSE = ("input", "output")
 
+# What each sum of squares begins with. From zero, a gradient that is zero up to rounding would move a parameter by the
+# full rate in either direction.
+SQUARES = 0.1
+
 # A seed is split into these sequences, so that no two uses of it draw the same numbers.
 _INITIAL, _EPOCH, _BATCH = 0, 1, 2
 
@@ -31,9 +35,8 @@ _INITIAL, _EPOCH, _BATCH = 0, 1, 2
 def initial_parameters(corpus: Corpus, settings: Settings) -> Tree:
     """Returns the parameters that training starts from, the same for the same arguments everywhere.
 
-    Output vectors start at zero and places at one, which is how skip-gram without places starts. Two leaves are no
-    parameters. The "gradient" of ``loss`` is the loss of a batch and its number of pairs, which reach the chief that
-    way. ``fingerprint`` says what is trained; if it is equal, two machines have the same text and the same settings.
+    Output vectors start at zero and places at one, which is how skip-gram without places starts. ``fingerprint`` is no
+    parameter. It says what is trained: if it is equal, two machines have the same text and the same settings.
     """
     shape = len(corpus.words), settings.dim
     generator = np.random.default_rng([settings.seed, _INITIAL])
@@ -42,8 +45,7 @@ def initial_parameters(corpus: Corpus, settings: Settings) -> Tree:
         "input": ((generator.random(shape) - 0.5) / settings.dim).astype(np.float32),
         "output": np.zeros(shape, np.float32),
         "position": np.ones((2 * settings.window, settings.dim), np.float32),
-        "loss": np.zeros(2),
-        "fingerprint": np.frombuffer(hashlib.sha256(trained).digest(), np.uint8),
+        "fingerprint": np.frombuffer(hashlib.sha256(trained).digest(), np.uint8).astype(np.float32),
     }
 
 
@@ -128,8 +130,8 @@ def sum_rows(indices: IntArray, rows: Array) -> tuple[IntArray, Array, IntArray]
     return unique, np.add.reduceat(rows[order], first, axis=0), counts
 
 
-def gradients(parameters: Tree, batch: Batch) -> Tree:
-    """Returns the gradients of the summed loss of a batch, a tree like the parameters.
+def loss_and_gradient(parameters: Tree, batch: Batch) -> tuple[float, Tree]:
+    """Returns the summed loss of a batch and its gradient, a tree like the parameters.
 
     The loss is ``sum over pairs of softplus(-s) + weight * sum over negatives of softplus(s)``. A negative that happens
     to be a pair's own context word does not count for that pair.
@@ -147,7 +149,7 @@ def gradients(parameters: Tree, batch: Batch) -> Tree:
     d_score, positive = _sigmoid_and_softplus(-score)
     d_against, negated = _sigmoid_and_softplus(against)
     d_against *= weight
-    loss = positive.sum(dtype=np.float64) + (weight * negated).sum(dtype=np.float64)
+    loss = float(positive.sum(dtype=np.float64) + (weight * negated).sum(dtype=np.float64))
 
     d_hidden = d_against @ negative - d_score[:, None] * context
     d_output = np.concatenate([-d_score[:, None] * hidden, d_against.T @ hidden])
@@ -156,11 +158,10 @@ def gradients(parameters: Tree, batch: Batch) -> Tree:
     position = np.zeros_like(parameters["position"])
     places, place_rows, _ = sum_rows(batch.places, d_hidden * center)
     position[places] = place_rows
-    return {
+    return loss, {
         "input": IndexedSlices(input_rows, input_indices),
         "output": IndexedSlices(output_rows, output_indices),
         "position": position,
-        "loss": np.array([loss, len(batch.centers)]),
         "fingerprint": None,
     }
 
@@ -173,11 +174,8 @@ def _sigmoid_and_softplus(score: Array) -> tuple[Array, Array]:
 
 
 def initial_squares(parameters: Tree) -> Tree:
-    """Returns what Adagrad begins with: 0.1 for each element of the parameters.
-
-    From zero, a gradient that is zero up to rounding would move a parameter by the full rate in either direction.
-    """
-    return {leaf: np.full_like(parameters[leaf], 0.1) for leaf in (*SPARSE, "position")}
+    """Returns what Adagrad begins with."""
+    return {leaf: np.full_like(parameters[leaf], SQUARES) for leaf in (*SPARSE, "position")}
 
 
 def update(parameters: Tree, squares: Tree, gradient: Tree, rate: float) -> None:
@@ -187,7 +185,6 @@ def update(parameters: Tree, squares: Tree, gradient: Tree, rate: float) -> None
         where, values = (found.indices, found.values) if leaf in SPARSE else (slice(None), found)
         sums[where] += values * values
         parameters[leaf][where] -= np.float32(rate) * values / np.sqrt(sums[where])
-    parameters["loss"] = gradient["loss"]
 
 
 def neighbors(vectors: Array, word: int, number: int) -> list[int]:

@@ -1,19 +1,20 @@
-"""The program that the demo's processes run: the chief, the workers, and the check of their result.
+"""The program that the demo's processes run, and the check of their result.
 
-    redisacc run --chief --workers 4 -- python -m redisacc.tools.demo.training NAME
+    redisacc run --workers 4 -- python -m redisacc.tools.demo.training NAME
     python -m redisacc.tools.demo.training NAME
 
-In each step, each worker computes the gradient of its own batch, and the chief updates the parameters by the mean of
-all of them. So one process that computes all batches of a step itself gets the same parameters, up to rounding.
+In each step, each worker computes the gradient of its own batch, and the parameters are updated by the mean of all of
+them. So one process that computes all batches of a step itself gets the same parameters, up to rounding.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import click
 import numpy as np
@@ -21,46 +22,40 @@ import numpy as np
 import redisacc
 from redisacc.tools.demo import DemoError, skipgram
 from redisacc.tools.demo.settings import Settings, training_options
-from redisacc.tools.demo.skipgram import SPARSE, Array, Sampler, Tree
+from redisacc.tools.demo.skipgram import SPARSE, Sampler, Tree
 from redisacc.tools.demo.text import Corpus
 
 
-def lead(name: str, settings: Settings, corpus: Corpus) -> None:
-    """Runs the chief. Started again after a death, it continues with the parameters and the state of its last step."""
-    start = skipgram.initial_parameters(corpus, settings)
-    state = {"squares": skipgram.initial_squares(start), "losses": np.zeros((settings.steps, 2))}
+def train(name: str, settings: Settings, corpus: Corpus) -> None:
+    """Runs a worker, and leads if no other does. After a death, its successor computes the gradient that is missing."""
+    start, sampler = skipgram.initial_parameters(corpus, settings), Sampler(corpus, settings)
+    optimizer = redisacc.optim.Adagrad(settings.rate, initial_accumulator_value=skipgram.SQUARES)
     # The mean of a row is over the workers whose words include it. Divided by the number of all workers, the rows of
     # rare words, which one worker of several sees, would move less.
     rows = redisacc.types.GradientOptions(sparse=SPARSE, mean=redisacc.Mean(rows="index"))
-    with redisacc.Chief(name, start, workers=settings.workers, state=state, accumulator=rows) as chief:
-        check_fingerprint(chief.parameters, start, name)
-        first = chief.step
-        for taken in chief.rounds(until=settings.steps):
-            if settings.kill:
-                kill_once(chief.step, first, at=settings.steps // 3)
-            parameters, state, mean = chief.parameters, chief.state, taken.gradient
-            skipgram.update(parameters, state["squares"], mean, settings.rate)
-            state["losses"][chief.step] = mean["loss"]
-            # Of the tables, only the rows that have moved are sent to the workers.
-            moved = {leaf: mean[leaf].indices for leaf in SPARSE}
-            chief.publish(parameters, changed={**moved, "fingerprint": []}, state=state)
-            show(chief.step, settings.steps, mean["loss"])
+    first = settings.steps
 
+    def log(step: int, metrics: Mapping[str, float]) -> None:
+        show(step + 1, settings.steps, metrics)
+        if settings.kill:
+            kill_once(step + 1, first, at=settings.steps // 3)
 
-def work(name: str, settings: Settings, corpus: Corpus) -> None:
-    """Runs a worker. Started again after a death, it computes the gradient that is missing."""
-    start, sampler = skipgram.initial_parameters(corpus, settings), Sampler(corpus, settings)
-    with redisacc.Worker(name) as worker:
-        if worker.number >= settings.workers:
-            raise DemoError(f"{name} has workers 0 to {settings.workers - 1}, and no worker {worker.number}")
-        first = None
-        for step, parameters in worker.steps():
+    with redisacc.Training(
+        name, start, optimizer=optimizer, workers=settings.workers, accumulator=rows, log=log
+    ) as training:
+        worker = training.number or 0  # None in a process that only leads
+        if worker >= settings.workers:
+            raise DemoError(f"{name} has workers 0 to {settings.workers - 1}, and no worker {worker}")
+        with contextlib.suppress(redisacc.NotFoundError):
+            check_fingerprint(training.latest()[1], start, name)
+        for step, parameters in training.steps(until=settings.steps):
             check_fingerprint(parameters, start, name)
-            first = step if first is None else first
-            gradient = skipgram.gradients(parameters, sampler.batch(step, worker.number))
-            if settings.kill and worker.number == 0:
+            first = min(first, step)
+            batch = sampler.batch(step, worker)
+            loss, gradient = skipgram.loss_and_gradient(parameters, batch)
+            if settings.kill and worker == 0:
                 kill_once(step, first, at=2 * settings.steps // 3)
-            worker.apply(gradient)
+            training.apply(gradient, metrics={"loss": loss, "pairs": len(batch.centers)})
 
 
 def check_fingerprint(parameters: Tree, start: Tree, name: str) -> None:
@@ -78,20 +73,20 @@ def kill_once(step: int, first: int, *, at: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def show(step: int, steps: int, loss: Sequence[float]) -> None:
+def show(step: int, steps: int, metrics: Mapping[str, float]) -> None:
     """Prints a line after the first step, and after each tenth of them."""
     if step in (1, steps) or step % max(1, steps // 10) == 0:
-        print(f"step {step}/{steps}  loss {loss[0] / loss[1]:.3f}", flush=True)
+        print(f"step {step}/{steps}  loss {metrics['loss'] / metrics['pairs']:.3f}", flush=True)
 
 
 def check_result(name: str, settings: Settings, corpus: Corpus) -> None:
-    """Trains in this process alone, and compares the result with what the chief has published last."""
+    """Trains in this process alone, and compares the result with what was published last."""
     published = redisacc.Parameters(name, create=False)
-    together, state = published.wait()[1], published.latest_state()
+    together = published.wait()[1]
     check_fingerprint(together, skipgram.initial_parameters(corpus, settings), name)
-    assert state is not None
     alone = train_alone(settings, corpus)
-    judge(state[1]["losses"], largest_difference(together, alone), tolerance_for(settings))
+    losses = [past.metrics["loss"] / past.metrics["pairs"] for past in published.history()]
+    judge(losses, largest_difference(together, alone), tolerance_for(settings))
 
 
 def train_alone(settings: Settings, corpus: Corpus) -> Tree:
@@ -100,21 +95,22 @@ def train_alone(settings: Settings, corpus: Corpus) -> Tree:
     parameters = skipgram.initial_parameters(corpus, settings)
     squares = skipgram.initial_squares(parameters)
     for step in range(settings.steps):
-        found = [skipgram.gradients(parameters, sampler.batch(step, each)) for each in range(settings.workers)]
-        mean = average(found)
-        skipgram.update(parameters, squares, mean, settings.rate)
-        show(step + 1, settings.steps, mean["loss"])
+        batches = [sampler.batch(step, worker) for worker in range(settings.workers)]
+        losses, gradients = zip(*(skipgram.loss_and_gradient(parameters, batch) for batch in batches), strict=True)
+        skipgram.update(parameters, squares, average(gradients), settings.rate)
+        pairs = sum(len(batch.centers) for batch in batches)
+        show(step + 1, settings.steps, {"loss": sum(losses), "pairs": pairs})
     return parameters
 
 
 def average(found: Sequence[Tree]) -> Tree:
     """Returns the mean of gradients as the accumulator defines it: a row's is over those gradients that held it."""
-    mean: Tree = {}
+    mean: Tree = {"position": np.sum([each["position"] for each in found], axis=0) / len(found)}
     for leaf in SPARSE:
         indices = np.concatenate([each[leaf].indices for each in found])
         indices, sums, counts = skipgram.sum_rows(indices, np.concatenate([each[leaf].values for each in found]))
         mean[leaf] = redisacc.IndexedSlices(sums / counts[:, None].astype(sums.dtype), indices)
-    return mean | {leaf: np.sum([each[leaf] for each in found], axis=0) / len(found) for leaf in ("position", "loss")}
+    return mean
 
 
 def largest_difference(ours: Tree, theirs: Tree) -> float:
@@ -136,10 +132,10 @@ def tolerance_for(settings: Settings) -> float:
     return settings.rate / 150 * max(1.0, settings.steps / 1000)
 
 
-def judge(losses: Array, difference: float, tolerance: float) -> None:
-    """Prints the proof, or raises DemoError. ``losses``: for each step, the sum over all pairs, and their number."""
+def judge(losses: Sequence[float], difference: float, tolerance: float) -> None:
+    """Prints the proof, or raises DemoError. ``losses``: for each step, the mean over all pairs of words."""
     tenth = max(1, len(losses) // 10)
-    first, last = ((part[:, 0] / part[:, 1]).mean() for part in (losses[:tenth], losses[-tenth:]))
+    first, last = np.mean(losses[:tenth]), np.mean(losses[-tenth:])
     print(f"\nLoss per pair of words: {first:.4f} at the start, {last:.4f} at the end.")
     print(f"Largest difference of a parameter between the two results: {difference:.2e}")
     print(f"(at most {tolerance:.1e} counts as rounding).")
@@ -155,11 +151,11 @@ def judge(losses: Array, difference: float, tolerance: float) -> None:
 @click.argument("name", default="demo")
 @training_options
 def main(*, name: str, settings: Settings, corpus: Corpus, **_: object) -> None:
-    """Be the chief or a worker of the run NAME, as the environment says, or else check its result."""
+    """Be a worker of the run NAME, as the environment says, or else check its result."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    # At the end of a block, a chief or worker gives its lease back; by default, SIGTERM would end it before that.
+    # At the end of its block, a process gives its leases back; by default, SIGTERM would end it before that.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    {"chief": lead, "worker": work, None: check_result}[redisacc.place().role](name, settings, corpus)
+    (train if redisacc.place().role else check_result)(name, settings, corpus)
 
 
 if __name__ == "__main__":
