@@ -103,16 +103,14 @@ class Words:
         return f"{total[0] / total[1]:.4f} | mean of the last tenth of the steps"
 
 
-def arrays(tree):
-    """Returns the arrays of float32 in a dict of gradients."""
-    found = [getattr(leaf, "values", leaf) for _, leaf in sorted(tree.items()) if leaf is not None]
-    return [leaf for leaf in found if leaf.dtype == np.float32]
-
-
 def relative_error(sent, given):
     """Returns the length of the vector of errors, divided by that of the gradient."""
-    errors = sum(np.sum((a.astype(float) - b) ** 2) for a, b in zip(arrays(sent), arrays(given), strict=True))
-    return float(np.sqrt(errors / sum(np.sum(b.astype(float) ** 2) for b in arrays(given))))
+    leaves = [leaf for leaf, values in given.items() if values is not None]
+    sent, given = (
+        [getattr(tree[leaf], "values", tree[leaf]).astype(float) for leaf in leaves] for tree in (sent, given)
+    )
+    errors = sum(np.sum((a - b) ** 2) for a, b in zip(sent, given, strict=True))
+    return float(np.sqrt(errors / sum(np.sum(b**2) for b in given)))
 
 
 def train(model, gradients_as, parameters_as, feeds_back, url):
