@@ -1,4 +1,4 @@
-"""The demo: a chief and several workers train word vectors (skip-gram with negative sampling) over Redis.
+"""The demo: several processes train word vectors (skip-gram with negative sampling) over Redis.
 
 Read ``training`` first: it is the program that each process runs, with the loops of the chief and of a worker. ``text``
 turns text into word numbers, ``skipgram`` is the model in plain numpy, and ``settings`` is what a user chooses.
