@@ -122,21 +122,20 @@ def test_a_node_of_the_cluster_starts_as_the_manifest_says(tmp_path):
 @pytest.mark.slow
 def test_the_program_runs_with_the_environment_of_the_manifests(tmp_path):
     (tmp_path / "train.py").write_text(FILES["train.py"])
-    jobs = manifests("training.yaml")
-    chief, workers = jobs["Job train-chief"], jobs["Job train-workers"]
-    number = workers["spec"]["completions"]
-    assert number == workers["spec"]["parallelism"]
+    job = manifests("training.yaml")["Job train"]
+    number = job["spec"]["completions"]
+    assert number == job["spec"]["parallelism"]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("REDISACC_")}
     with Server() as server, contextlib.ExitStack() as stack:
-        places = [environment(chief, None, server.url)]
-        places += [environment(workers, index, server.url) for index in range(number)]
+        places = [environment(job, index, server.url) for index in range(number)]
         processes = [
             stack.enter_context(WarmPython(["train.py"], cwd=tmp_path, env=inherited | place, text=True))
             for place in places
         ]
         try:
-            assert processes[0].communicate(timeout=100)[0] == "step 30, weights [1. 2.]\n"
-            assert [process.wait(60) for process in processes] == [0] * (number + 1)
+            said = [process.communicate(timeout=100)[0] for process in processes]
+            assert said == ["step 30, weights [1. 2.]\n"] * number
+            assert [process.wait(60) for process in processes] == [0] * number
         finally:
             for process in processes:
                 process.kill()
