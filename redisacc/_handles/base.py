@@ -27,11 +27,8 @@ from redisacc._format.record import SETTINGS
 from redisacc._handles.options import (
     AccumulatorOptions,
     Limits,
-    check_picklable,
     checked_name,
     checked_options,
-    options_of_a_copy,
-    picklable_where,
 )
 from redisacc._protocol.applying.applier import IN_PLACE_LIMIT, Applier
 from redisacc._protocol.applying.attempts import Way
@@ -65,11 +62,9 @@ def host_and_process(process: int) -> str:
 class ConditionalAccumulatorBase(Closing, Generic[G]):
     """A handle on an accumulator in Redis, dense, sparse or of a tree.
 
-    Threads may share a handle, and after a fork the child may continue to use it. A handle on a shared accumulator can
-    be pickled, for example for ``multiprocessing``, if it was opened with ``redis=None`` or with a URL without a
-    password: the copy opens the same accumulator by its name, and raises NotFoundError if that was deleted.
-    Closing a handle (``close()``, or the end of its ``with`` block) leaves a shared accumulator as it is, and removes a
-    private one.
+    Threads may share a handle, and after a fork the child may continue to use it. It cannot be pickled: another process
+    opens the accumulator by its name. Closing a handle (``close()``, or the end of its ``with`` block) leaves a shared
+    accumulator as it is, and removes a private one.
 
     Example:
         >>> import redisacc
@@ -150,7 +145,6 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         shared_name: str | None,
         name: str,
         options: AccumulatorOptions,
-        incarnation: str | None = None,
     ) -> None:
         """Opens the accumulator, or creates it, and makes the parts.
 
@@ -159,11 +153,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             shared_name: its name; None means a new private one.
             name: the name of this handle.
             options: valid ones.
-            incarnation: the only one that is opened, as for a copy of a pickled handle, and none is created. None means
-                any.
         """
         self._shared_name, self._name, self._options = shared_name, name, options
-        self._where = picklable_where(options["redis"])
         self._transport = transport = connect(options["redis"])
         min_replicas = options["min_replicas"]
         limits = options["limits"] or Limits()
@@ -176,7 +167,6 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             partitions=options["partitions"],
             create=options["create"],
             lease_ms=0 if shared_name else OWNER_LEASE_MS,
-            incarnation=incarnation,
         )
         warn_if_evicting(transport, keys.record)
         if min_replicas:
@@ -227,17 +217,6 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             # First, because nothing else ends the renewals if an interrupt leaves the caller without the handle.
             self._finalizer = weakref.finalize(self, self._private.release)
             self._private.begin()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Makes the handle picklable: the copy opens the same accumulator by its name, in whatever process.
-
-        Raises:
-            TypeError: the accumulator is private, or the way to the server cannot be pickled.
-        """
-        self._lifetime.check()
-        check_picklable(self._where, self.shared_name)
-        options = options_of_a_copy({**self._options, "redis": self._where})
-        return reopen, (type(self), self._spec, (self._shared_name, self._name), options, self._scripts.incarnation)
 
     # What it is
 
@@ -633,27 +612,6 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 def _note_round(operation: Operation, taken: TakenRound[Any]) -> None:
     found = taken.round
     operation.note_round(number=found.num_accumulated, global_step=found.global_step, traces=taken.traces)
-
-
-def reopen(
-    kind: type[ConditionalAccumulatorBase[Any]],
-    spec: AccumulatorSpec,
-    names: tuple[str, str],
-    options: AccumulatorOptions,
-    incarnation: str | None = None,
-) -> ConditionalAccumulatorBase[Any]:
-    """Opens a handle on an accumulator that exists. It never creates one: if that is gone, it raises an error.
-
-    Args:
-        kind: the class of the handle.
-        spec: what the accumulator is.
-        names: the name of the accumulator, and that of the handle, which labels log records.
-        options: those of the handle.
-        incarnation: the incarnation that a pickled handle had; None means any.
-    """
-    handle = kind.__new__(kind)
-    handle._open(spec, *names, checked_options(options, spec, kind.__name__), incarnation)
-    return handle
 
 
 def deadline_of(timeout: object) -> float:

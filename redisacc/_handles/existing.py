@@ -7,9 +7,9 @@ from typing import Any
 from redisacc._arrays.encodings import Encoding
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
-from redisacc._handles.base import ConditionalAccumulatorBase, reopen
+from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.dense import ConditionalAccumulator
-from redisacc._handles.options import AccumulatorOptions
+from redisacc._handles.options import AccumulatorOptions, checked_options
 from redisacc._handles.sparse import SparseConditionalAccumulator
 from redisacc._handles.tree import TreeAccumulator
 from redisacc._wire.connect import connect
@@ -52,4 +52,6 @@ def open_existing(
     }
     spec = Record(keys, reply).spec(tree)
     kind, name = _KINDS[spec.kind]
-    return reopen(kind, spec, (keys.name, name), options)
+    handle = kind.__new__(kind)
+    handle._open(spec, keys.name, name, checked_options(options, spec, kind.__name__))
+    return handle

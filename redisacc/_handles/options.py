@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypedDict, TypeVar, cast
 
@@ -15,7 +15,6 @@ from redisacc._arrays.weights import StalenessWeight, checked_staleness_weight
 from redisacc._format.keys import MOST_PARTITIONS
 from redisacc._format.stored_text import MOST_STALENESS
 from redisacc._text import shown
-from redisacc._wire.connect import holds_password
 from redisacc.errors import InvalidArgumentError
 
 Init = TypeVar("Init", bound=Callable[..., Any])
@@ -122,8 +121,6 @@ class AccumulatorOptions(TypedDict, total=False):
 
 # All others are None.
 DEFAULTS: Mapping[str, object] = {"finite": False, "min_replicas": 0, "create": True}
-# Decided at creation, so an accumulator that exists has them.
-_FIXED = ("once_per_worker", "order", "mean", "staleness", "partitions", "create")
 
 
 def with_options(kind: type, defaults: Mapping[str, object] = DEFAULTS) -> Callable[[Init], Init]:
@@ -196,12 +193,6 @@ def checked_options(given: AccumulatorOptions, spec: AccumulatorSpec, where: str
     options["partitions"] = checked_partitions(options["partitions"])
     checked: AccumulatorOptions = options
     return checked
-
-
-def options_of_a_copy(options: AccumulatorOptions) -> AccumulatorOptions:
-    """Returns the options with which a pickled handle opens the same accumulator again."""
-    kept = {name: value for name, value in options.items() if name not in _FIXED}
-    return cast(AccumulatorOptions, {**kept, "limits": replace(cast(Limits, options["limits"]), buffer=None)})
 
 
 def one_of(value: object, what: str, *allowed: str) -> Any:
@@ -293,32 +284,3 @@ def group_of(value: object, what: str, kind: type[Group]) -> Group:
 
 def _integer(value: object, what: str) -> int | None:
     return None if value is None else validation.integer(value, what, low=0)
-
-
-def picklable_where(redis: object) -> object:
-    """Returns what a handle remembers of ``redis=``: None or a URL, which a pickle may hold, or a client's class."""
-    return redis if redis is None or isinstance(redis, str) else type(redis)
-
-
-def check_picklable(where: object, shared_name: str | None) -> None:
-    """Raises TypeError, with the reason and the remedy, if a handle cannot be pickled.
-
-    Args:
-        where: what ``picklable_where`` returned.
-        shared_name: the name under which the copy would open the same; None for a private accumulator.
-    """
-    if shared_name is None:
-        why = "its accumulator is private and ends with it. Give the accumulator a shared_name"
-    elif isinstance(where, type):
-        why = (
-            f"it was opened with a client, {where.__name__}, whose connections belong to this process. Open "
-            f"it with a URL or redis=None, or open {shared_name!r} by name in the other process"
-        )
-    elif isinstance(where, str) and holds_password(where):
-        why = (
-            "its URL holds a password, which would be readable in the pickle. Put the URL into REDISACC_URL in "
-            f"every process and open it with redis=None, or open {shared_name!r} by name in the other process"
-        )
-    else:
-        return
-    raise TypeError(f"this handle cannot be pickled or copied: {why}")

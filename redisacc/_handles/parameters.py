@@ -12,7 +12,7 @@ from redisacc._format.history_entries import PastStep
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import ENCODINGS, ParameterRecord
 from redisacc._handles.base import deadline_of, host_and_process
-from redisacc._handles.options import check_picklable, checked_partitions, picklable_where
+from redisacc._handles.options import checked_partitions
 from redisacc._protocol.lifecycle.similar_names import suggestion
 from redisacc._protocol.parameters.deletion import delete_parameters
 from redisacc._protocol.parameters.history import read_history
@@ -43,8 +43,8 @@ class Parameters(Closing):
     that keeps only the latest one needs the memory of two. A handle that publishes keeps a copy of the leaves that it
     uploads whole.
 
-    Threads may share a handle, and after a fork the child may continue to use it. A handle can be pickled if it was
-    opened with ``redis=None`` or with a URL without a password.
+    Threads may share a handle, and after a fork the child may continue to use it. It cannot be pickled: another process
+    opens the parameters by their name.
 
     Example:
         >>> import numpy as np
@@ -82,9 +82,6 @@ class Parameters(Closing):
         ServerUnavailableError: no server answers. The message says what to do about it.
     """
 
-    # The only incarnation that a handle reads and publishes which was pickled; "" for any.
-    _reopens: str = ""
-
     def __init__(
         self,
         shared_name: str,
@@ -108,12 +105,11 @@ class Parameters(Closing):
         self._partitions = checked_partitions(partitions)
         self._min_replicas = validation.integer(min_replicas, "min_replicas", low=0, high=1000)
         create = validation.flag(create, "create")
-        self._where = picklable_where(redis)
         self._transport = connect(redis)
         self._keys = keys = ParameterKeys(shared_name)
         self._telemetry = Telemetry("parameters", shared_name, address=self._transport.address)
         self._lifetime = Lifetime(shared_name)
-        self._attach(self._reopens)
+        self._attach("")
         if self._reader.poll(timeout=durations.opening) is not None:
             self._publisher.check_partitions(self._reader.keys)
         elif not create:
@@ -125,23 +121,6 @@ class Parameters(Closing):
         if self._min_replicas:
             # If this user may not run WAIT, or the server lacks it, raise now and not at the first version.
             self._transport.call("WAIT", 0, 1, beside=keys.record)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Makes the handle picklable: the copy opens the same parameters by their name, in whatever process.
-
-        Raises:
-            TypeError: the way to the server cannot be pickled.
-        """
-        self._lifetime.check()
-        check_picklable(self._where, self.shared_name)
-        arguments = {
-            "name": self._name,
-            "publisher": self._given_publisher,
-            "encoding": self._encoding,
-            "partitions": self._partitions,
-            "min_replicas": self._min_replicas,
-        }
-        return _reopen, (type(self), self.shared_name, self._where, arguments, self._reader.incarnation)
 
     # What it is
 
@@ -494,13 +473,3 @@ class Parameters(Closing):
         The parameters stay. Closing twice does nothing.
         """
         self._lifetime.close()
-
-
-def _reopen(
-    kind: type[Parameters], shared_name: str, where: str | None, arguments: dict[str, Any], incarnation: str
-) -> Parameters:
-    """Opens a handle that was pickled."""
-    handle = kind.__new__(kind)
-    handle._reopens = incarnation
-    Parameters.__init__(handle, shared_name, redis=where, **arguments)
-    return handle

@@ -100,13 +100,6 @@ def transport_to(where: Any, waits: Waits = BLOCKING, blocking: Transport | None
     return Transport(where, server, waits=waits, blocking=blocking)
 
 
-def holds_password(url: str) -> bool:
-    """Returns whether a URL contains a password, in its address or among its settings."""
-    address, _, settings = url.partition("?")
-    # Everything before an @ counts, because a password that is not percent-encoded can be cut anywhere.
-    return ":" in address.partition("://")[2].rpartition("@")[0] or "password" in settings.lower()
-
-
 def _scheme_of(url: str) -> str:
     return url.partition(":")[0].lower()
 

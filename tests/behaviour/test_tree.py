@@ -1,6 +1,5 @@
 """Accumulators of trees: every leaf is summed as if it had an accumulator of its own, and all are taken at once."""
 
-import pickle
 import re
 
 import numpy as np
@@ -116,31 +115,6 @@ def test_large_trees_in_many_parts(open_tree, background, until, sections):
         oracle.apply(grad, 0, "w")
         acc.apply_grad(grad)
     assert_equal(waiting.result(60), oracle.take(4).gradient)
-
-
-# Rounds
-
-
-@pytest.mark.servers("valkey")
-def test_a_copy_of_a_handle(real_server):
-    acc = redisacc.TreeAccumulator(
-        MIXED,
-        "pickled",
-        "label",
-        "SUM",
-        mean=redisacc.Mean(missing="skip", rows="index"),
-        worker="ann",
-        redis=real_server.url,
-    )
-    acc.apply_grad(mixed(1))
-    with pickle.loads(pickle.dumps(acc)) as again:
-        assert repr(again) == repr(acc)
-        assert (again.spec, again.paths, again.name) == (acc.spec, acc.paths, "label")
-        again.apply_grad({"emb": None, "layers": [{"w": None, "b": None}, {"w": 5}], "t": (None, None, None)})
-        total = again.take_grad(2)
-        assert again.info() == acc.info()
-        assert acc.info().workers == {}
-    assert int(total["layers"][1]["w"]) == 6
 
 
 # Opening

@@ -34,7 +34,6 @@ def open_accumulator(
     partitions: int | Literal["auto"] | None,
     lease_ms: int,
     create: bool,
-    incarnation: str | None = None,
 ) -> Reply:
     """Opens or creates the accumulator with these keys.
 
@@ -48,14 +47,13 @@ def open_accumulator(
             if its gradients are large enough; None means as with an existing accumulator, and 1 for a new one.
         lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0: it is shared, and stays.
         create: whether to create it if there is none.
-        incarnation: the only one that is opened, and none is created. None means any.
 
     Returns:
         The accumulator as it was created, by the fields of its record; and ``can_add_in_place``, whether the server's
         Lua can add.
 
     Raises:
-        NotFoundError: there is none, and none was to be created, or it is another incarnation.
+        NotFoundError: there is none, and none was to be created.
         InvalidArgumentError: it was created as something else.
         CorruptDataError: the record belongs to another version of the data model.
     """
@@ -63,7 +61,7 @@ def open_accumulator(
     if settings["order"] == "worker":
         new["buffer_limit"] = BUFFER_LIMIT_BY_WORKER
     new |= {name: value for name, value in settings.items() if value is not None}
-    chosen = _partitions(transport, keys, spec, partitions) if create and incarnation is None else ()
+    chosen = _partitions(transport, keys, spec, partitions) if create else ()
     scripts = Scripts(transport, keys, OF_ACCUMULATORS)
     while True:
         try:
@@ -75,7 +73,7 @@ def open_accumulator(
                 chunk=spec.chunk,
                 lease_ms=lease_ms,
                 partitions=partitions_text(chosen),
-                create=create and incarnation is None,
+                create=create,
                 timeout=durations.opening,
             )
         except NotPermittedError:
@@ -99,11 +97,6 @@ def open_accumulator(
         delete(transport, keys, opened.incarnation)
     _parse_settings(keys, opened)
     opened.can_add_in_place = opened.struct == "yes"
-    if incarnation not in (None, opened.incarnation):
-        raise NotFoundError(
-            f"accumulator {shown(keys.name)} was deleted and created again since this handle was pickled. Open it by "
-            "name"
-        )
     _check_schema(keys, opened, {**spec.schema, **settings}, partitions)
     if not lease_ms:
         list_name(transport, keys.name)

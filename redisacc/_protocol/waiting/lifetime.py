@@ -29,10 +29,10 @@ class Closing(ABC):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Refuses to be pickled or copied, unless a class says how.
+        """Refuses to be pickled or copied.
 
         Raises:
-            TypeError: always here.
+            TypeError: always.
         """
         raise TypeError(
             f"a redisacc {type(self).__name__} cannot be pickled or copied, because its leases and connections belong "
