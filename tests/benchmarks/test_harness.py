@@ -108,19 +108,6 @@ def test_each_side_of_a_comparison_imports_the_package_of_its_own_folder(tmp_pat
     assert "git knows no commit no-such-commit" in capsys.readouterr().err
 
 
-def test_means_divide_by_the_number_of_workers_or_of_those_that_held_a_row():
-    model = models.Model("m", (models.Leaf("w", (2,)), models.Leaf("t", (3, 1), 1)))
-    gradients = [
-        {"w": np.array([1.0, 2.0]), "t": np.array([[4.0]]), "t indices": np.array([0])},
-        {"w": np.array([3.0, 4.0]), "t": np.array([[8.0]]), "t indices": np.array([2])},
-    ]
-    mean = model.mean(gradients)
-    assert (mean["w"].tolist(), mean["t"].tolist()) == ([2.0, 3.0], [[2.0], [0.0], [4.0]])
-    rows = [(np.array([0, 2]), np.float32([[1], [2]])), (np.array([2, 3]), np.float32([[4], [5]]))]
-    found = Workload("w", "sparse", (4, 1), 2).expected(rows)
-    assert [each.tolist() for each in found] == [[0, 2, 3], [[1.0], [3.0], [5.0]], [1, 2, 1]]
-
-
 @pytest.mark.parametrize(("indices", "union"), [("random", None), ("identical", 10), ("disjoint", 40)])
 def test_indices_are_ascending_and_as_described(indices, union):
     workload = Workload("w", "sparse", (100, 2), 10, indices)

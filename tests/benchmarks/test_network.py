@@ -15,7 +15,7 @@ import pytest
 from support.selection import thorough
 from support.until import until
 
-from benchmarks import environment, models
+from benchmarks import models
 from benchmarks.crew import BenchmarkError
 from benchmarks.environment import Run, default_server
 from benchmarks.network import arrangements, cli, hosts
@@ -98,13 +98,6 @@ def test_where_hosts_cannot_be_built_it_says_why(monkeypatch, capsys, platform, 
     assert said in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_refusal_of_the_kernel_is_quoted_and_leaves_nothing(can_build):
-    # No rate is so high, so the first `tc` fails, when two namespaces exist.
-    with pytest.raises(HostsError, match=r"`tc .*` failed: "), Hosts(["one"], float("inf")):
-        pytest.fail("the hosts were built")
-    assert not own_namespaces(os.getpid())
-
-
 SENDER = """
 import socket
 server = socket.create_server(("", 5000))
@@ -115,13 +108,6 @@ RECEIVER = """
 import socket, sys
 print(len(socket.create_connection((sys.argv[1], 5000)).makefile("rb").read()))
 """
-
-
-def test_a_network_without_enough_memory_is_left_out(leftovers, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(environment, "available_memory", lambda: 2**30)
-    assert cli.main(["--rate", "1", "--workers", "32", "--out", str(tmp_path)]) == 0
-    assert "left out: the processes need about" in capsys.readouterr().out
-    assert "Not measured: 1 Gbit/s with 32 workers: the processes need" in (tmp_path / "network.md").read_text()
 
 
 def test_hosts_reach_each_other_and_nothing_else(can_build):
@@ -145,33 +131,6 @@ def test_hosts_reach_each_other_and_nothing_else(can_build):
         assert traffic["two"]["out"] > 10**6 < traffic["one"]["in"]
         assert traffic["one"]["out"] < 10**5
     assert not own_namespaces(os.getpid())
-
-
-def test_leftovers_are_recognized_by_name(leftovers):
-    def started(pid):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-
-    with subprocess.Popen(["sleep", "60"]) as dead:
-        of_dead = f"{hosts.PREFIX}-{dead.pid}-{started(dead.pid)}-one"
-        dead.kill()
-    me = os.getpid()
-    # The id of a process that ended may be that of another one now.
-    of_predecessor = f"{hosts.PREFIX}-{me}-{int(started(me)) - 1}-one"
-    of_living = f"{hosts.PREFIX}-{me}-{started(me)}-one"
-    foreign = f"other-{dead.pid}-1-one"
-    names = [of_dead, of_predecessor, of_living, foreign]
-    try:
-        for name in names:
-            subprocess.run(["ip", "netns", "add", name], check=True)
-        with subprocess.Popen(["ip", "netns", "exec", of_dead, "sleep", "60"]) as inside:
-            # The process is in the namespace as soon as `ip` has replaced itself.
-            until(lambda: "sleep" in Path(f"/proc/{inside.pid}/comm").read_text())
-            assert {of_dead, of_predecessor} <= set(hosts.remove_leftovers())
-            assert inside.wait(10) == -signal.SIGKILL
-        assert {of_living, foreign} == set(names) & set(namespaces())
-    finally:
-        for name in set(names) & set(namespaces()):
-            subprocess.run(["ip", "netns", "delete", name], check=True)
 
 
 @pytest.mark.parametrize("number", thorough([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], usual=[signal.SIGKILL]))

@@ -4,10 +4,8 @@ import re
 
 import numpy as np
 import pytest
-from support.selection import thorough
 
 import redisacc
-from redisacc.tools.cli.shared.output import json_value
 
 pytestmark = pytest.mark.servers("valkey", "cluster")
 
@@ -62,38 +60,6 @@ def test_show_of_late_gradients(cli, cli_json, open_dense):
     assert re.search(r"^  late +in this round: 1 by 0 steps, 2 by 1 step, 1 by 3 steps$", said, re.MULTILINE)
     facts = cli_json("show", "w")
     assert (facts["max_staleness"], facts["staleness"]) == (3, {"0": 1, "1": 2, "3": 1})
-
-
-@pytest.mark.parametrize("dtype", thorough(["float32", "bfloat16", "int64", "uint8", "complex64"], usual=["bfloat16"]))
-@pytest.mark.parametrize("reduction", ["MEAN", "SUM"])
-def test_rows_equal_peek(cli_json, open_sparse, dtype, reduction):
-    accs = [
-        open_sparse(dtype, [50, 2, 2], "w", reduction_type=reduction, limits=redisacc.Limits(in_place=limit))
-        for limit in (10**9, 0)
-    ]
-    rng = np.random.default_rng(1)
-    hits = np.zeros(50, int)
-    for number in range(40):
-        indices = rng.choice(49, 8, replace=False)
-        hits[indices] += 1
-        values = rng.normal(size=(8, 2, 2)) * 50
-        accs[number % 2].apply_grad(indices, np.abs(values).astype(accs[0].dtype))
-    look = accs[0].peek().gradient
-    wanted = [3, 0, 49, 17]
-    found = cli_json("show", "w", *[word for index in wanted for word in ("--index", index)])
-    assert [row["index"] for row in found["rows"]] == sorted(index for index in wanted if hits[index])
-    for row in found["rows"]:
-        expected = look.values[np.searchsorted(look.indices, row["index"])]
-        assert row["count"] == hits[row["index"]]
-        assert row["sum" if reduction == "SUM" else "mean"] == json_value(expected)
-    top = cli_json("show", "w", "--top", 5)["rows"]
-    norms = np.linalg.norm(look.values.astype(np.complex128).reshape(len(look.values), -1), axis=1)
-    assert [row["norm"] for row in top] == pytest.approx(sorted(norms, reverse=True)[:5])
-    for row in top:
-        expected = look.values[np.searchsorted(look.indices, row["index"])]
-        assert row["sum" if reduction == "SUM" else "mean"] == json_value(expected)
-    most = cli_json("show", "w", "--top", 5, "--by", "hits")["rows"]
-    assert [row["count"] for row in most] == sorted(hits, reverse=True)[:5]
 
 
 def test_rows_of_dense_ones(cli, cli_json, open_dense):

@@ -110,7 +110,7 @@ def test_show_says_what_a_mean_divides_by(cli, open_tree, options, text):
 
 
 FLOATS = {
-    "bias": ("float32", (4,)),
+    "bias": ("complex64", (4,)),
     "embed": redisacc.Sparse("float32", (100, 2)),
     "layers": [{"w": ("float32", (3, 2)), "n": ("int32", ())}],
     "open": redisacc.Sparse("float64", (None,)),
@@ -129,7 +129,7 @@ def test_the_rows_of_a_leaf_equal_peek(cli_json, open_tree, missing, sparse_mean
     for number in range(18):
         lacks = lacking[number % len(lacking)]
         whole = gradient(number, lacks=lacks)
-        tree = {"bias": [5] * 4, "embed": whole["embed"], "layers": [whole["layers"][0]], "open": whole["open"]}
+        tree = {"bias": [5 - 1j] * 4, "embed": whole["embed"], "layers": [whole["layers"][0]], "open": whole["open"]}
         accs[number % len(accs)].apply_grad(tree)
     look = accs[0].peek().gradient
     of = {path: 18 - sum(path in lacking[n % len(lacking)] for n in range(18)) for path in ("embed", "layers/0/w")}
@@ -142,6 +142,10 @@ def test_the_rows_of_a_leaf_equal_peek(cli_json, open_tree, missing, sparse_mean
         assert some["rows"]
         top = cli_json("show", "model", "--leaf", path, "--top", 100)["rows"]
         assert sorted(row["index"] for row in top) == expected.indices.tolist()
+        norms, hits = ([row[by] for row in top] for by in ("norm", "count"))
+        assert norms == sorted(norms, reverse=True)
+        most = cli_json("show", "model", "--leaf", path, "--top", 5, "--by", "hits")["rows"]
+        assert [row["count"] for row in most] == sorted(hits, reverse=True)[:5]
         for row in [*some["rows"], *top]:
             place = np.searchsorted(expected.indices, row["index"])
             assert row[field] == json_value(expected.values[place])
@@ -155,6 +159,7 @@ def test_the_rows_of_a_leaf_equal_peek(cli_json, open_tree, missing, sparse_mean
         values = array if isinstance(array, np.ndarray) else array.values
         assert said["norm"] == pytest.approx(np.linalg.norm(values.astype(np.float64)))
         assert said["rows"] == len(values)
+    assert cli_json("show", "model", "--leaf", "bias", "--index", 3)["rows"][0][field] == json_value(look["bias"][3])
     (scalar,) = cli_json("show", "model", "--leaf", "layers/0/n", "--index", 0)["rows"]
     assert scalar[field] == int(look["layers"][0]["n"])
     assert scalar["count"] == (15 if missing == "skip" else 18)

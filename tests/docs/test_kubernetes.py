@@ -20,6 +20,7 @@ from redisacc.embedded.cluster_node import BUS_OFFSET
 
 PAGE = DOCS / "guides" / "kubernetes.md"
 FILES = {block.file: block.text for block in blocks_of(PAGE) if block.file} if PAGE.is_file() else {}
+SETTINGS = ("appendonly", "maxmemory-policy", "masterauth")
 pytestmark = pytest.mark.skipif(not FILES, reason="the documentation isn't part of an installation")
 
 
@@ -69,26 +70,29 @@ def test_names_fit_together():
         assert {mount["name"] for mount in container.get("volumeMounts", [])} <= claims
 
 
-def test_the_server_starts_as_the_manifest_says(tmp_path):
-    (container, *_) = containers()
-    (tmp_path / "valkey-server").symlink_to(find_server())
-    script = container["args"][0].replace("/data", str(tmp_path)).replace("/tmp/valkey.conf", str(tmp_path / "v.conf"))
-    port = free_port()
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "VALKEY_PASSWORD": "secret"}
-    with subprocess.Popen(
-        [*container["command"], f"{script} --port {port}"], env=environment, stdout=subprocess.DEVNULL
-    ) as process:
+@contextlib.contextmanager
+def started(container, folder, **environment):
+    """Starts the server of a container, and yields its process, a client and its settings."""
+    (folder / "valkey-server").symlink_to(find_server())
+    script = container["args"][0].replace("/data", str(folder)).replace("/tmp/valkey.conf", str(folder / "v.conf"))
+    port = next(port for port in iter(free_port, 0) if port + BUS_OFFSET <= 65_535)
+    environment |= {"PATH": f"{folder}:{os.environ['PATH']}", "VALKEY_PASSWORD": "secret"}
+    command = [*container["command"], f"{script} --port {port}"]
+    with subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL) as process:
         try:
-            client = redis.Redis(port=port, password="secret", retry=Retry(ConstantBackoff(0.05), 400))
-            assert client.ping()
-            assert client.config_get("appendonly") == {"appendonly": "yes"}
-            assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
-            client.close()
-            # The signal of Kubernetes reaches the server itself, and not a shell above it.
-            process.terminate()
-            assert process.wait(60) == 0
+            with redis.Redis(port=port, password="secret", retry=Retry(ConstantBackoff(0.05), 400)) as client:
+                yield process, client, {name: client.config_get(name)[name] for name in SETTINGS}
         finally:
             process.kill()
+
+
+def test_the_server_starts_as_the_manifest_says(tmp_path):
+    (container, *_) = containers()
+    with started(container, tmp_path) as (process, _, settings):
+        assert (settings["appendonly"], settings["maxmemory-policy"]) == ("yes", "noeviction")
+        # The signal of Kubernetes reaches the server itself, and not a shell above it.
+        process.terminate()
+        assert process.wait(60) == 0
 
 
 def test_a_node_of_the_cluster_starts_as_the_manifest_says(tmp_path):
@@ -98,25 +102,14 @@ def test_a_node_of_the_cluster_starts_as_the_manifest_says(tmp_path):
     assert template["metadata"]["labels"] == stateful["spec"]["selector"]["matchLabels"] == service["spec"]["selector"]
     assert stateful["spec"]["serviceName"] == service["metadata"]["name"]
     (container,) = template["spec"]["containers"]
-    (tmp_path / "valkey-server").symlink_to(find_server())
-    script = container["args"][0].replace("/data", str(tmp_path)).replace("/tmp/valkey.conf", str(tmp_path / "v.conf"))
-    port = next(port for port in iter(free_port, 0) if port + BUS_OFFSET <= 65_535)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    environment |= {"VALKEY_PASSWORD": "secret", "POD_NAME": "valkey-cluster-0", "POD_IP": "127.0.0.1"}
     assert {one["name"] for one in container["env"]} == {"VALKEY_PASSWORD", "POD_NAME", "POD_IP"}
-    with subprocess.Popen(
-        [*container["command"], f"{script} --port {port}"], env=environment, stdout=subprocess.DEVNULL
-    ) as process:
-        try:
-            with redis.Redis(port=port, password="secret", retry=Retry(ConstantBackoff(0.05), 400)) as client:
-                client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16_383)
-                until(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"))
-                # Clients are told the name.
-                ((_, _, (host, *_)),) = client.execute_command("CLUSTER", "SLOTS")
-                assert host == f"valkey-cluster-0.{service['metadata']['name']}".encode()
-                assert client.config_get("masterauth") == {"masterauth": "secret"}
-        finally:
-            process.kill()
+    with started(container, tmp_path, POD_NAME="valkey-cluster-0", POD_IP="127.0.0.1") as (_, client, settings):
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16_383)
+        until(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"))
+        # Clients are told the name.
+        ((_, _, (host, *_)),) = client.execute_command("CLUSTER", "SLOTS")
+        assert host == f"valkey-cluster-0.{service['metadata']['name']}".encode()
+        assert settings["masterauth"] == "secret"
 
 
 @pytest.mark.slow

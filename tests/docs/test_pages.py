@@ -156,61 +156,6 @@ def test_the_index_of_a_section_links_each_of_its_pages_and_the_sidebar_has_each
     assert sorted(_entries(text)) == pages
 
 
-@pytest.mark.skipif(not PAGES, reason="the documentation isn't part of an installation")
-@every_row(
-    "words, place",
-    [
-        ("clip by global norm", "optimizers.md"),
-        ("SLURM", "several-hosts.md#slurm"),
-        ("epochs", "data.md"),
-        ("DataLoader", "data.md#dataloader"),
-        ("best model", "evaluation.md#keeping-the-best-model"),
-        ("early stopping", "evaluation.md#early-stopping"),
-        ("several GPUs", "pytorch.md#several-gpus-on-a-host"),
-        ("BatchNorm's buffers", "pytorch-details.md#batchnorm"),
-        ("out of memory", "fault-tolerance.md#out-of-memory"),
-        ("a stuck take", "faq.md#a-step-hangs-or-a-take-is-stuck"),
-        ("delete old runs", "faq.md#how-do-i-delete-what-old-runs-left"),
-        ("resume on another machine", "resume.md"),
-        ("back up and restore", "backup.md"),
-        ("upgrade, formats", "upgrade.md"),
-        ("lost data", "fault-tolerance.md#lost-data"),
-        ("sizing", "sizing.md"),
-        ("stragglers", "stragglers.md"),
-        ("spot instances", "stragglers.md#spot-instances"),
-        ("DiLoCo", "local-steps.md"),
-        ("one server, several nodes, compression or local steps", "bandwidth.md#which-one"),
-    ],
-)
-def test_the_guides_name_what_people_look_for(words, place):
-    assert f"[{words}]({place})" in (DOCS / "guides" / "index.md").read_text()
-    file, _, anchor = place.partition("#")
-    headings = re.findall(r"^#+ (.+)$", (DOCS / "guides" / file).read_text(), re.MULTILINE)
-    assert not anchor or anchor in [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
-
-
-@pytest.mark.skipif(not PAGES, reason="the documentation isn't part of an installation")
-@every_row(
-    "words, page",
-    [
-        ("bandwidth", "guides/bandwidth.md"),
-        ("throughput", "explanations/benchmarks.md"),
-        ("straggler", "guides/stragglers.md"),
-        ("backup worker", "guides/stragglers.md"),
-        ("spot instance", "guides/stragglers.md"),
-        ("bounded staleness", "guides/asynchronous-training.md"),
-        ("early stopping", "guides/evaluation.md"),
-        ("pub/sub", "explanations/concepts.md"),
-        ("fault tolerance", "guides/fault-tolerance.md"),
-        ("resume", "guides/resume.md"),
-        ("diloco", "guides/local-steps.md"),
-        ("drop-in", "guides/from-tensorflow.md"),
-    ],
-)
-def test_a_page_has_the_words_that_people_search_for(words, page):
-    assert words in (DOCS / page).read_text().lower()
-
-
 def test_links_out_of_the_manual_lead_to_something():
     """They are absolute, because a built manual has no repository around it."""
     for page in PAGES:

@@ -118,10 +118,3 @@ def test_the_addresses_of_the_project_lead_to_something():
         found = re.fullmatch(rf"{urls['Repository']}(?:/issues|/blob/main/(\S+))?", url)
         assert found is not None, url
         assert found[1] is None or (ROOT / found[1]).is_file(), url
-
-
-def test_the_readme_has_the_words_that_people_search_for():
-    words = ("torch.distributed", "DDP", "torchft", "Ray", "Horovod", "Flower", "Lua", "pub/sub", "hash", "redis-cli")
-    words += ("straggler", "spot instance", "PyTorch", "JAX", "TensorFlow")
-    text = " ".join(TEXT.split())
-    assert [word for word in words if re.search(rf"\b{re.escape(word)}", text) is None] == []
