@@ -1,12 +1,11 @@
 -- Gives the lease of the reducer of an accumulator, or of one of its partitions, to a holder, or extends it.
 --
 -- KEYS reducer   redisacc:{NAME}:reducer   or redisacc:{NAME}:reducer:p; a hash with an expiry: holder, who, since_ms,
---                                          stored, late, sums
+--                                          stored, late
 -- ARGV holder    text     random id of the reducer
 -- ARGV who       text     name of the reducer, for people: host and process id
 -- ARGV stored    number   rounds whose whole sum the holder has stored before it was needed
 -- ARGV late      number   rounds that were over before that
--- ARGV sums      text     the sums that it keeps, as "digest:parts digest:parts"
 -- ARGV lease_ms  number   how long the lease lasts unless the holder extends it
 --
 -- Replies:
@@ -24,7 +23,6 @@ if not holder then
   redis.call('UNLINK', keys.reducer)
   redis.call('HSET', keys.reducer, 'holder', args.holder, 'who', args.who, 'since_ms', string.format('%.0f', now_ms()))
 end
-redis.call('HSET', keys.reducer, 'stored', string.format('%.0f', args.stored), 'late', string.format('%.0f', args.late),
-  'sums', args.sums)
+redis.call('HSET', keys.reducer, 'stored', string.format('%.0f', args.stored), 'late', string.format('%.0f', args.late))
 redis.call('PEXPIRE', keys.reducer, args.lease_ms)
 return {'held'}

@@ -132,17 +132,11 @@ class TakeTimeoutError(WaitTimeoutError):
     Attributes:
         num_required: how many gradients the take required.
         num_accumulated: how many had arrived.
-        workers: which workers they came from: worker's name → number of gradients in this round. Only some of them, if
-            there are more than 10,000.
+        workers: which workers they came from: worker's name → number of gradients in this round.
         expected: names of the workers that are expected, as the table of states in docs/explanations/concepts.md
-            defines it, the most recently seen first, and at most 100. An accumulator may remember more than 10,000
-            sessions; then only the first 10,000 are looked at. If the round has more than 10,000 workers, this is
-            empty.
+            defines it, the most recently seen first.
         late: the same for those that are late.
         gone: the same for those that are gone.
-        num_expected: how many are expected.
-        num_late: how many are late.
-        num_gone: how many are gone.
         min_weight: the minimum sum of the weights; 0 if the take required none.
         total_weight: what it was.
     """
@@ -157,9 +151,6 @@ class TakeTimeoutError(WaitTimeoutError):
         expected: Sequence[str] = (),
         late: Sequence[str] = (),
         gone: Sequence[str] = (),
-        num_expected: int = 0,
-        num_late: int = 0,
-        num_gone: int = 0,
         min_weight: float = 0.0,
         total_weight: float = 0.0,
     ) -> None:
@@ -170,7 +161,6 @@ class TakeTimeoutError(WaitTimeoutError):
         self.num_accumulated = num_accumulated
         self.workers = dict(workers)
         self.expected, self.late, self.gone = list(expected), list(late), list(gone)
-        self.num_expected, self.num_late, self.num_gone = num_expected, num_late, num_gone
 
 
 class FinishedError(RedisAccError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -409,12 +408,6 @@ def _state_of(worker: WorkerInfo, global_step: int, latest: datetime.datetime | 
 
 # The lease of a reducer that works on an accumulator, or on one of its partitions: a small hash with an expiry.
 
-# Maximum number of sums that a lease lists, and of parts of one; and of the parts that all leases list together.
-_MOST_SUMS, _MOST_PARTS = 8, 1000
-_MOST_KEYS = 50_000
-
-_SUM = re.compile(rb"([0-9a-f]{32}):([1-9][0-9]{0,4})")
-
 _FIELDS = ("who", "since_ms", "stored", "late")
 
 
@@ -486,27 +479,3 @@ def _parse_lease(reply: object) -> ReducerInfo | None:
                 name = printable(who.decode(errors="replace"), 200)
                 return ReducerInfo(name, parse_time(since), parse_number(stored), parse_number(late))
     return None
-
-
-def sums_text(sums: Mapping[str, int]) -> str:
-    """Returns the field of the lease that lists sums, each given as its digest and the number of its parts."""
-    return " ".join([f"{digest}:{parts}" for digest, parts in sums.items()])
-
-
-def sums_commands(keys: Keys) -> list[Command]:
-    """Returns the commands that read which sums reducers keep."""
-    return [("HGET", key, "sums") for key in keys.reducers]
-
-
-def parse_sums(keys: Keys, replies: Sequence[object]) -> list[str]:
-    """Returns the keys of the sums that the replies to ``sums_commands`` list, if redisacc may have written them."""
-    step = len(keys.partitions) or 1
-    found: list[str] = []
-    for position, reply in zip(keys.positions, replies, strict=True):
-        listed = reply.split(b" ", _MOST_SUMS)[:_MOST_SUMS] if isinstance(reply, bytes) else []
-        for match in map(_SUM.fullmatch, listed):
-            if match is not None:
-                numbers = range(position or 0, min(int(match[2]), _MOST_PARTS) * step, step)
-                some = numbers[: _MOST_KEYS - len(found)]
-                found += [keys.sum(match[1].decode(), number) for number in some]
-    return found

@@ -13,7 +13,6 @@ from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import ENCODINGS, ParameterRecord
 from redisacc._handles.base import deadline_of, host_and_process
 from redisacc._handles.options import checked_partitions
-from redisacc._protocol.lifecycle.similar_names import suggestion
 from redisacc._protocol.parameters.deletion import delete_parameters
 from redisacc._protocol.parameters.history import read_history
 from redisacc._protocol.parameters.publisher import Publisher
@@ -115,7 +114,6 @@ class Parameters(Closing):
         elif not create:
             raise NotFoundError(
                 f"nothing has been published under the name {shown(shared_name)}, and create=False requires it"
-                f"{suggestion(self._transport, shared_name)}"
             )
         warn_if_evicting(self._transport, keys.record)
         if self._min_replicas:

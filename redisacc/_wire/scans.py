@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -53,18 +52,9 @@ def scan_whole(transport: Transport, key: str, first: Any) -> Fields:
     return scan(transport, key) if cursor else fields
 
 
-def scan_some(transport: Transport, key: str, first: Any, most: int) -> tuple[Fields, bool]:
-    """Returns fields of a hash, given ``first``, its first piece, and whether they are all.
-
-    Reading ends with the piece that brings the number of fields to ``most``.
-    """
-    cursor, fields = scanned(key, first)
-    return transport.converse(key, _hash_reader(key, most)) if cursor else (fields, True)
-
-
 def scan(transport: Transport, key: str) -> Fields:
     """Returns all fields of a hash, read in pieces over one connection."""
-    return transport.converse(key, _hash_reader(key))[0]
+    return transport.converse(key, _reader(partial(scan_command, key), partial(scanned, key)))
 
 
 def scan_keys(transport: Transport, match: str) -> list[bytes]:
@@ -73,20 +63,12 @@ def scan_keys(transport: Transport, match: str) -> list[bytes]:
     A key that moves from one master to another meanwhile may be missing.
     """
     found = transport.converse_with_all(_reader(lambda cursor: ("SCAN", cursor, *_matching(match)), _items))
-    return list(dict.fromkeys(key for keys, _ in found for key in keys))
+    return list(dict.fromkeys(key for keys in found for key in keys))
 
 
-def scan_members(transport: Transport, key: str, match: str = "*", most: float = math.inf) -> list[bytes]:
-    """Returns the members of a set that match a glob, each once.
-
-    Args:
-        transport: the way to the server.
-        key: the key of the set.
-        match: the glob.
-        most: reading ends with the piece that brings the number of members to this.
-    """
-    read = _reader(lambda cursor: ("SSCAN", key, cursor, *_matching(match)), _items, most)
-    return list(transport.converse(key, read)[0])
+def scan_members(transport: Transport, key: str, match: str) -> list[bytes]:
+    """Returns the members of a set that match a glob, each once."""
+    return list(transport.converse(key, _reader(lambda cursor: ("SSCAN", key, cursor, *_matching(match)), _items)))
 
 
 def _matching(match: str) -> Command:
@@ -97,21 +79,15 @@ def _items(reply: Any) -> tuple[int, Fields]:
     return int(reply[0]), dict.fromkeys(reply[1], b"")
 
 
-def _hash_reader(key: str, most: float = math.inf) -> Callable[[Send], tuple[Fields, bool]]:
-    return _reader(partial(scan_command, key), partial(scanned, key), most)
+def _reader(command: Callable[[int], Command], parsed: Callable[[Any], tuple[int, Fields]]) -> Callable[[Send], Fields]:
+    """Returns what reads pieces until nothing is left."""
 
-
-def _reader(
-    command: Callable[[int], Command], parsed: Callable[[Any], tuple[int, Fields]], most: float = math.inf
-) -> Callable[[Send], tuple[Fields, bool]]:
-    """Returns what reads pieces until nothing is left, or there is enough, and says whether nothing is left."""
-
-    def read(send: Send) -> tuple[Fields, bool]:
+    def read(send: Send) -> Fields:
         cursor, found = parsed(send(command(0)))
-        while cursor and len(found) < most:
+        while cursor:
             cursor, more = parsed(send(command(cursor)))
             # An item may come twice; the last value counts.
             found.update(more)
-        return found, not cursor
+        return found
 
     return read

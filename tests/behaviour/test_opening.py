@@ -16,9 +16,7 @@ def test_a_name_that_does_not_exist_is_not_created(open_dense, open_sparse, clie
         open_dense("float32", [1], name)
     with pytest.raises(redisacc.NotFoundError, match="accumulator") as failure:
         open_dense("float32", [1], "word-vector", create=False)
-    message = str(failure.value)
-    assert message.startswith("there is no accumulator 'word-vector', and create=False forbids to create one")
-    assert message.endswith("; did you mean 'word-vectors' or 'word-vectors-2'?")
+    assert str(failure.value) == "there is no accumulator 'word-vector', and create=False forbids to create one"
     with pytest.raises(redisacc.NotFoundError, match=r"forbids to create one$"):
         open_sparse("float32", None, "xyz", create=False)
     assert not client.exists("redisacc:{word-vector}", "redisacc:{xyz}")

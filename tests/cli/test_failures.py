@@ -40,15 +40,6 @@ def test_a_user_who_may_only_look(cli, client, real_server, open_dense):
     assert acc.num_accumulated() == 1
 
 
-@pytest.mark.servers("valkey")
-@pytest.mark.parametrize("words", [("show", "wrods"), ("apply", "wrods", "-"), ("set", "wrods", "step=1")])
-def test_a_similar_name_is_suggested(cli, open_dense, words):
-    open_dense("float32", [1], "words")
-    found = cli(*words, input=b"")
-    assert found.exit_code == 3
-    assert found.stderr.endswith("did you mean 'words'?\n")
-
-
 def test_a_similar_command_is_suggested(offline_cli):
     found = offline_cli("shwo", "w")
     assert found.exit_code == 2

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import math
 from dataclasses import dataclass, field, fields
-from itertools import chain
-from typing import Any
 
 from redisacc._arrays.metrics import parse_metrics
 from redisacc._format.crew_entries import parse_crew
@@ -28,14 +25,12 @@ from redisacc._format.history_entries import parse_history
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.record import Record, RecordValues
 from redisacc._format.stored_text import clock_ms, parsed, time_of
-from redisacc._text import shown
-from redisacc._wire.scans import SCAN_FIELDS, scan_command, scan_whole
+from redisacc._wire.scans import scan_command, scan_whole
 from redisacc._wire.sockets import Command
 from redisacc._wire.transport import Transport
-from redisacc.errors import CorruptDataError
 
-# Maximum number of attempts that are counted.
-MOST_ATTEMPTS = 1000
+# Maximum number of attempts that are counted, and of takers that are listed.
+MOST = 1000
 
 
 @dataclass(frozen=True)
@@ -90,7 +85,7 @@ class AccumulatorInfo(RecordValues):
             at most 1000, also if there are more.
         quorum: the quorum of a take without ``num_required``.
         workers: the contributors to the current round: worker's name → number of its gradients.
-        waiting: takers in the queue, in order of arrival.
+        waiting: takers in the queue, in order of arrival; the first 1000, if there are more.
         unacknowledged: rounds that were granted and are not yet acknowledged, oldest first.
         created_at: when it was created, by the server's clock.
         known_workers: all workers that have sent a gradient, and those that have a lease in the run of this name,
@@ -151,32 +146,6 @@ class AccumulatorInfo(RecordValues):
         return self.states.gone
 
 
-def _queue_command(keys: Keys, after: float = -math.inf) -> Command:
-    """Returns the command that reads the next tokens and tickets of the queue, after a ticket."""
-    return ("ZRANGE", keys.queue, f"({after:.17g}", "+inf", "BYSCORE", "LIMIT", 0, SCAN_FIELDS, "WITHSCORES")
-
-
-def _whole_queue(transport: Transport, keys: Keys, reply: Any) -> list[bytes]:
-    """Returns all tokens of the queue in order of arrival. ``reply`` is the first piece.
-
-    The pieces are cut at tickets, not at positions, so that no taker is passed over when another one leaves.
-    """
-    tokens: list[bytes] = []
-    while True:
-        # RESP3 puts each token and its ticket into a list of their own.
-        flat = list(chain.from_iterable(reply)) if reply and isinstance(reply[0], list) else reply
-        tokens += flat[::2]
-        if len(flat) < 2 * SCAN_FIELDS:
-            return tokens
-        try:
-            last = float(flat[-1])
-        except (TypeError, ValueError) as error:
-            raise CorruptDataError(
-                f"{keys.queue}: ZRANGE replied {shown(flat[-2:])}, not a token and a ticket"
-            ) from error
-        reply = transport.call(*_queue_command(keys, last))
-
-
 def summary_commands(keys: Keys) -> list[Command]:
     """Returns commands that cost little, and whose replies change with every gradient, take, taker and version.
 
@@ -208,8 +177,8 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         [
             Record.command(keys),
             ("HLEN", keys.current.buffered),
-            ("ZRANGE", keys.attempts, 0, MOST_ATTEMPTS - 1),
-            _queue_command(keys),
+            ("ZRANGE", keys.attempts, 0, MOST - 1),
+            ("ZRANGE", keys.queue, 0, MOST - 1),
             ("HMGET", keys.record, "metrics"),
             # Where reducers update the parameters, it is the script that publishes them that ends a round.
             ("HMGET", parameters.record, "history_latest"),
@@ -223,9 +192,7 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         scan_whole(transport, key, first) for key, first in zip(hashes, firsts, strict=True)
     )
     # A taker that joined or left between the two reads is in only one of them.
-    waiting = [
-        parse_waiting(keys, token, takers[token]) for token in _whole_queue(transport, keys, queue) if token in takers
-    ]
+    waiting = [parse_waiting(keys, token, takers[token]) for token in queue if token in takers]
     rounds = [parse_taken(keys, token, text) for token, text in taken.items()]
     in_round = parse_workers(workers, keys.current.workers)
     now_ms = clock_ms(clock)

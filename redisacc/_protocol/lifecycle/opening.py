@@ -14,7 +14,6 @@ from redisacc._format.keys import DELETING, NAMES, Keys, automatic_partitions, c
 from redisacc._format.record import ABSENT, BUFFER_LIMIT_BY_WORKER, FIELDS, FORMAT, SETTINGS, check_format
 from redisacc._format.stored_text import foreign, parsed
 from redisacc._protocol.lifecycle.deletion import delete
-from redisacc._protocol.lifecycle.similar_names import suggestion
 from redisacc._protocol.scripts import OF_ACCUMULATORS, Reply, Scripts, text_of
 from redisacc._text import QUOTED, printable, shown
 from redisacc._wire.faults import NotPermittedError
@@ -87,7 +86,6 @@ def open_accumulator(
                 raise
             raise NotFoundError(
                 f"there is no accumulator {shown(keys.name)}, and create=False forbids to create one"
-                f"{suggestion(transport, keys.name)}"
             ) from None
         if opened.outcome == "other_format":
             check_format(keys.name, opened.format)

@@ -7,7 +7,6 @@ from typing import Any, Unpack
 from redisacc._clock import durations, running_time
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.parameter_record import ParameterRecord, announced
-from redisacc._protocol.lifecycle.similar_names import suggestion
 from redisacc._protocol.parameters.reader import TOGETHER_BYTES, ParameterReader
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait import Wait, WaitOptions
@@ -109,7 +108,7 @@ class VersionWait(Wait[Version]):
         if not self.answered:
             text += ": the server did not report what is published"
         elif self._found is None:
-            text += f": nothing has been published, so check the name{suggestion(self.transport, self.name)}"
+            text += ": nothing has been published, so check the name"
         else:
             text += f": step {self._found.step} is the last that was published"
         return self.described(text)

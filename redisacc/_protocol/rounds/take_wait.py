@@ -45,8 +45,6 @@ MOST_CHANNELS = 128
 # How many takes that wait are removed for a chief that begins: usually there is one, its predecessor's. No token is
 # longer, in bytes.
 _MOST_TAKES, _LONGEST_TOKEN = 16, 200
-# Maximum number of workers of each state in an error's attribute.
-LISTED = 100
 
 
 def requirement_text(num_required: int, most: int, grace_ms: int) -> str:
@@ -394,12 +392,9 @@ class TakeWait(Wait[Taken]):
             num_required=self.num_required,
             num_accumulated=seen.num_accumulated if seen else 0,
             workers=found.workers if found else {},
-            expected=[worker.name for worker in states.expected[:LISTED]],
-            late=[worker.name for worker in states.late[:LISTED]],
-            gone=[worker.name for worker in states.gone[:LISTED]],
-            num_expected=len(states.expected),
-            num_late=len(states.late),
-            num_gone=len(states.gone),
+            expected=[worker.name for worker in states.expected],
+            late=[worker.name for worker in states.late],
+            gone=[worker.name for worker in states.gone],
             min_weight=self._min_weight,
             total_weight=seen.total_weight if seen else 0.0,
         )

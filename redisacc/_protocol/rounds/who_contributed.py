@@ -1,4 +1,4 @@
-"""Reads, within bounds, who has contributed to the current round and who has not, for messages and errors."""
+"""Reads who has contributed to the current round and who has not, for messages and errors."""
 
 from __future__ import annotations
 
@@ -18,12 +18,9 @@ from redisacc._format.entries import (
 from redisacc._format.keys import Keys
 from redisacc._format.stored_text import clock_ms, parse_int64, parsed, time_of
 from redisacc._text import age_text
-from redisacc._wire.scans import scan_command, scan_some, scan_whole
+from redisacc._wire.scans import scan_command, scan_whole
 from redisacc._wire.transport import Transport
 
-# About how many workers of the round, and how many sessions, are read at most. A job with more workers gets a message
-# about some of them; one that reads for long would keep a caller from learning that its take has timed out.
-READ = 10_000
 # Maximum number of workers of each state listed in a message.
 NAMED = 10
 
@@ -37,7 +34,6 @@ class Contributors:
         states: the workers that are known, by state.
         ever_applied: whether the accumulator has ever accepted or dropped a gradient.
         none_to_come: whether a round accepts one gradient of each worker, and has one of every known worker.
-        complete: whether these are all. If not, the accumulator has more workers or sessions than are read.
         read_at: the time of the server's clock when this was read.
     """
 
@@ -45,7 +41,6 @@ class Contributors:
     states: WorkersByState
     ever_applied: bool
     none_to_come: bool
-    complete: bool
     read_at: datetime.datetime
 
 
@@ -74,25 +69,19 @@ def read_contributors(transport: Transport, keys: Keys) -> Contributors:
             *(scan_command(key) for key in hashes),
         ]
     )
-    (workers, all_workers), (sessions, all_sessions), (leases, all_leases) = (
-        scan_some(transport, key, first, READ) for key, first in zip(hashes, firsts, strict=True)
-    )
+    workers, sessions, leases = (scan_whole(transport, key, first) for key, first in zip(hashes, firsts, strict=True))
     in_round = parse_workers(workers, keys.current.workers)
     now_ms = clock_ms(clock)
     read_at = time_of(now_ms)
-    crew = parse_crew(keys.crew, leases, now_ms) if all_leases else []
-    known, _ = parse_known_workers(keys, sessions, in_round, crew, read_at)
+    known, _ = parse_known_workers(keys, sessions, in_round, parse_crew(keys.crew, leases, now_ms), read_at)
     applied, stale, once_per_worker, text = fields
     step = parsed(keys.record, "global_step", text or b"0", parse_int64)
-    # If not all workers of the round were read, no worker can be said to have no gradient in it.
-    states = workers_by_state(known, step, read_at) if all_workers else WorkersByState()
-    complete = all_workers and all_sessions
+    states = workers_by_state(known, step, read_at)
     return Contributors(
         workers=in_round,
         states=states,
         ever_applied=[applied, stale] != [b"0", b"0"],
-        none_to_come=once_per_worker == b"1" and complete and not (states.expected or states.late or states.gone),
-        complete=complete,
+        none_to_come=once_per_worker == b"1" and not (states.expected or states.late or states.gone),
         read_at=read_at,
     )
 
@@ -102,9 +91,9 @@ def states_text(found: Contributors) -> list[str]:
     clauses = []
     for state, workers in found.states.items():
         if state != IN_THE_ROUND and workers:
-            clauses.append(f"{state}: {_some([_last_seen(worker, found) for worker in workers], found)}")
+            clauses.append(f"{state}: {_some([_last_seen(worker, found) for worker in workers])}")
     if found.workers:
-        contributed = _some([f"{name} ({number})" for name, number in found.workers.items()], found)
+        contributed = _some([f"{name} ({number})" for name, number in found.workers.items()])
         clauses.insert(0, f"{IN_THE_ROUND}: {contributed}")
     return clauses
 
@@ -114,10 +103,7 @@ def _last_seen(worker: WorkerInfo, found: Contributors) -> str:
     return f"{worker.name} ({process}last seen {age_text(found.read_at, worker.seen_at)} ago)"
 
 
-def _some(names: Sequence[str], found: Contributors) -> str:
+def _some(names: Sequence[str]) -> str:
     """Returns the first of the names as a text, and how many more there are."""
     more = len(names) - NAMED
-    named = list(names[:NAMED])
-    if more > 0:
-        named.append(f"{more} more" if found.complete else f"at least {more} more")
-    return ", ".join(named)
+    return ", ".join([*names[:NAMED], f"{more} more"] if more > 0 else names)

@@ -20,7 +20,6 @@ from redisacc._arrays.spec import AccumulatorSpec
 from redisacc._clock import clock, durations
 from redisacc._format.attempts import PartsArrived, SumStored, sum_stored
 from redisacc._format.buffered import PartMissingError
-from redisacc._format.entries import sums_text
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._log import inform, warn
@@ -238,7 +237,6 @@ class Reduction:
         reply = self._scripts.hold_reducer(
             stored=growing.num_stored if growing else 0,
             late=growing.num_late if growing else 0,
-            sums=sums_text({digest: len(parts) for digest, parts in self._sums.items()}),
             lease_ms=round(1000 * durations.reducer_lease),
         )
         held, self._holds = self._holds, reply.outcome == "held"

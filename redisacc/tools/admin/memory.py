@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from redisacc._format.buffered import listed_lengths
-from redisacc._format.entries import parse_sums, sums_commands
 from redisacc._format.keys import Keys
 from redisacc._protocol.rounds.current_round import with_partitions
 from redisacc._protocol.rounds.round_reader import all_rounds
@@ -19,8 +18,8 @@ class Memory:
     """The memory of the keys of one kind.
 
     Attributes:
-        what: the kind: "record", "sums", "buffered", "parts", …; "reducer" are the leases of reducers, and the sums
-            that they have stored.
+        what: the kind: "record", "sums", "buffered", "parts", …; "reducer" are the leases of reducers. The sums
+            that these store expire within a minute, and are left out.
         keys: the number of keys.
         nbytes: their memory in bytes as the server reports it, including its overhead; of parts, only their content.
     """
@@ -44,7 +43,7 @@ def memory(transport: Transport, keys: Keys) -> list[Memory]:
         "takers": [keys.queue, keys.takers],
         "taken": [keys.taken, keys.recovered],
         "attempts": [keys.attempts],
-        "reducer": [*keys.reducers, *parse_sums(keys, transport.pipeline(sums_commands(keys)))],
+        "reducer": keys.reducers,
     }
     flat = [key for group in sorts.values() for key in group]
     try:

@@ -20,7 +20,6 @@ from redisacc._handles.parameters import Parameters
 from redisacc._protocol.leases.forgetting import forget_worker
 from redisacc._protocol.lifecycle import deletion
 from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
-from redisacc._protocol.lifecycle.similar_names import did_you_mean
 from redisacc._protocol.parameters.deletion import delete_parameters
 from redisacc._protocol.parameters.info import read_parameters_info
 from redisacc._text import age_text, printable, shown
@@ -140,7 +139,7 @@ def _forget(transport: Transport, keys: Keys, worker: str) -> None:
     info = read_info(transport, keys)
     known = {each.name: each for each in info.known_workers}
     if not forget_worker(transport, keys, info.incarnation, worker):
-        fail(f"{shown(keys.name)} knows no worker {shown(worker)}{did_you_mean(worker, known)}", NOT_FOUND)
+        fail(f"{shown(keys.name)} knows no worker {shown(worker)}", NOT_FOUND)
     seen = f", last seen {age_text(info.read_at, known[worker].seen_at)} ago" if worker in known else ""
     text = f"{printable(keys.name)} has forgotten {printable(worker)}{seen}"
     report({"name": keys.name, "forgotten": worker}, text)

@@ -15,9 +15,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 
-from redisacc._protocol.lifecycle.similar_names import suggestion
 from redisacc._text import MESSAGE, printable
-from redisacc._wire.connect import connect
 from redisacc.errors import (
     InvalidArgumentError,
     NotFoundError,
@@ -25,7 +23,7 @@ from redisacc.errors import (
     ServerUnavailableError,
     WaitTimeoutError,
 )
-from redisacc.tools.cli.shared.output import echo_wrapped, given
+from redisacc.tools.cli.shared.output import echo_wrapped
 
 FAILED, USAGE, NOT_FOUND, TIMED_OUT, STALE, UNAVAILABLE, INTERRUPTED = 1, 2, 3, 4, 5, 6, 130
 
@@ -79,22 +77,9 @@ def report_failures(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         with _reporting(), interrupts_raise(signal.SIGINT):
-            try:
-                return function(*args, **kwargs)
-            except NotFoundError as error:
-                raise NotFoundError(f"{error}{_similar(kwargs.get('name'))}") from None
+            return function(*args, **kwargs)
 
     return run
-
-
-def _similar(name: object) -> str:
-    """Returns a clause with names like the one that a command was given, or nothing."""
-    if not isinstance(name, str):
-        return ""
-    try:
-        return suggestion(connect(given("url")), name)
-    except RedisAccError:
-        return ""
 
 
 @contextlib.contextmanager
