@@ -9,17 +9,19 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from redisacc._format.buffered import DIGEST
 from redisacc._text import shown
 from redisacc.optim import Optimizer
 from redisacc.optim.base import Scalars
-from redisacc.optim.options import hex_text, parse_hex
-from redisacc.optim.scalars import pack_scalars, pack_scale, unpack_scalars, unpack_scale
 
 _VERSION = re.compile(r"[0-9a-f]{1,64}(?:-[0-9]{1,15})?")
 _COUNT = re.compile(r"[1-9][0-9]{0,14}")
+# The longest text of a number, with what separates it from the next.
+_LONGEST_NUMBER = 25
 
 _UPDATED = re.compile(r"([0-9a-f]{1,64}-[0-9]{1,15}) ([0-9]{1,6})")
 
@@ -55,9 +57,8 @@ class Order:
     @property
     def text(self) -> str:
         """Returns the order as text, for ``parse``."""
-        divisor = str(self.divisor) if isinstance(self.divisor, int) else hex_text(self.divisor)
-        clip, scalars = pack_scale(self.clip), pack_scalars(self.scalars)
-        return f"{self.previous} {self.optimizer} {self.digest} {divisor} {clip} {scalars}"
+        numbers = f"{self.divisor} {self.clip} {pack_scalars(self.scalars)}"
+        return f"{self.previous} {self.optimizer} {self.digest} {numbers}"
 
     def version(self, number: int) -> str:
         """Returns the id of the version that it makes, given the number of the attempt."""
@@ -89,10 +90,11 @@ def parse_order(event: str, optimizer: Optimizer) -> tuple[Order, int] | None:
             and DIGEST.fullmatch(digest)
         ):
             is_count = divisor == "0" or _COUNT.fullmatch(divisor)
-            by: float = int(divisor) if is_count else parse_hex(divisor)
-            if math.isfinite(by) and (by > 0 or is_count):
+            by: float = int(divisor) if is_count else _number(divisor)
+            scale = math.nan if clip == "nan" else _number(clip)
+            if (by > 0 or is_count) and not (scale < 0 or scale > 1):
                 numbers = unpack_scalars(scalars, optimizer)
-                return Order(previous, digest_of_optimizer, digest, by, unpack_scale(clip), numbers), int(number)
+                return Order(previous, digest_of_optimizer, digest, by, scale, numbers), int(number)
     raise ValueError(f"an order is not {shown(event)}")
 
 
@@ -116,3 +118,42 @@ def parse_updated(text: str) -> tuple[str, int] | None:
     """Returns the id of the version and the number of the part; None if redisacc sends no such message."""
     found = _UPDATED.fullmatch(text)
     return None if found is None else (found[1], int(found[2]))
+
+
+# The numbers of a step as Python writes them, which keeps all of their bits.
+
+
+def pack_scalars(every: Sequence[Scalars]) -> str:
+    """Returns the numbers of each group as text: ``Optimizer.scalars`` makes sure that they are finite."""
+    return ";".join(",".join(map(str, scalars)) for scalars in every)
+
+
+def unpack_scalars(text: str, optimizer: Optimizer) -> tuple[Scalars, ...]:
+    """Returns the numbers of each group from text.
+
+    Args:
+        text: what ``pack_scalars`` returned.
+        optimizer: what they belong to, which determines how many there are.
+
+    Raises:
+        ValueError: redisacc did not write this text for such an optimizer.
+    """
+    groups, width = optimizer.num_groups, optimizer.scalars_per_group
+    if len(text) > groups * width * _LONGEST_NUMBER:
+        raise ValueError(f"the numbers of a step must be {groups * width} numbers, not {len(text)} characters")
+    every = tuple(tuple(map(_number, group.split(","))) for group in text.split(";"))
+    if len(every) != groups or any(len(scalars) != width for scalars in every):
+        raise ValueError(
+            f"the numbers of a step must be {width} for each of {groups} groups of {optimizer.name}, unlike "
+            f"{shown(text)}"
+        )
+    return every
+
+
+def _number(text: str) -> float:
+    """Returns the finite number that a text holds as Python writes it."""
+    with suppress(ValueError):
+        value = float(text[:_LONGEST_NUMBER])
+        if math.isfinite(value) and repr(value) == text:
+            return value
+    raise ValueError(f"a number must be finite, and as Python writes it, not {shown(text)}")

@@ -17,7 +17,7 @@ from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 from redisacc.optim.base import Arrays, Number, Optimizer, Rate, Scalars, Step
 from redisacc.optim.kernel import decayed, lerp, mean_square, quotient
-from redisacc.optim.options import betas, decode, number
+from redisacc.optim.options import betas, number
 
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lion", "RMSprop", "from_config"]
 
@@ -441,12 +441,9 @@ def from_config(config: object) -> Optimizer:
         raise InvalidArgumentError(
             f"the config of {name} must have the options {sorted(expected)}: it has {shown(list(config))}"
         )
-    try:
-        options: dict[str, Any] = {key: decode(key, value) for key, value in config.items() if key != "name"}
-    except ValueError as error:
-        raise InvalidArgumentError(f"in the config of {name}, {error}") from None
-    if options["lr"] is None:
-        options["lr"] = _unknown_schedule
+    options: dict[str, Any] = {key: value for key, value in config.items() if key != "name"}
+    # A text would be the name of a metric.
+    options["lr"] = _unknown_schedule if options["lr"] is None else number(options["lr"], "lr")
     return kind(**options)
 
 

@@ -17,7 +17,7 @@ from redisacc._arrays.metrics import Means, metric_name
 from redisacc._arrays.validation import Array, flag, integer
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
-from redisacc.optim.options import encode, factors, number, patterns
+from redisacc.optim.options import factors, number, patterns
 
 Schedule = Callable[[int], float]
 
@@ -300,14 +300,14 @@ class Optimizer(ABC):
     # The form that travels.
 
     def to_config(self) -> dict[str, Any]:
-        """Returns the name and all options as a dict of texts, booleans, lists and None, for ``from_config``.
+        """Returns the name and all options as a dict, for ``from_config``. JSON and MessagePack keep all bits of it.
 
-        Numbers are written by float.hex, which keeps all bits. An ``lr`` that is no number becomes None.
+        An ``lr`` that is no number becomes None.
         """
         options = {each.name: getattr(self, each.name) for each in fields(self)}
-        if callable(self.lr) or isinstance(self.lr, str):
+        if not isinstance(self.lr, float):
             options["lr"] = None
-        return {"name": self.name, **{name: encode(value) for name, value in options.items()}}
+        return {"name": self.name, **options}
 
     def state_matches(self, other: Optimizer) -> bool:
         """Returns whether state that another optimizer has written can continue with this one.

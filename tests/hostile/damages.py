@@ -50,8 +50,8 @@ WORDS = {
     "metrics": (b"loss", b"loss=", b"=1", b"loss=x"),
     "partitions": (b"0", b"0,0", b"0,1,", b"01,2", b"-1,2", b"1,x", b"99999,2", b"0," * 5000),
     "staleness": (b"0", b"0:", b":1", b"0:9", b"9:2", b"0:1,0:1", b"1:1,0:1", b"0:-1", b"0:1," * 2000),
-    "real": (b"-0x1.0p+3", b"nan", b"1e400", b"0x1.0p+99999", b"0" * 10_000),
-    "scalars": (b";" * 10_000, b"0x1.0p+0", b"nan,nan,nan", b"inf", b"9"),
+    "real": (b"-8.0", b"nan", b"1e400", b"0x1.0p+3", b"0" * 10_000),
+    "scalars": (b";" * 10_000, b"1.0", b"nan,nan,nan", b"inf", b"9"),
     "history": (b"1", b"1 2", b"x 1 1 a=1", b"9223372036854775808 1 1 a=1", b"1 1 1 a", b"1 1 1 " + b"a=1 " * 500),
     "name": (),
 }
@@ -150,7 +150,7 @@ def optimizer(held, _):
         right = json.loads(held)
         yield json.dumps({**right, "name": "\x1b]0;pwn\x07pwn"}).encode()
         for name in right:
-            for value in ("nan", "x", ["0x1.0p+0"] * 9, None, {"a": 1}):
+            for value in ("nan", "x", [1.0] * 9, None, {"a": 1}):
                 # A function as `lr` is null.
                 if value != right[name] and (name, value) != ("lr", None):
                     yield json.dumps({**right, name: value}).encode()

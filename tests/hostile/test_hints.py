@@ -116,9 +116,9 @@ ORDERS = [
     "order", "order ", "order 1", "order 1 x y z 1 1 1", "order " + "9" * 100, "order " + " " * 100,
     "order 0 " + "a " * 6, "order " + "x" * 2**20, "order \x1b]0;pwn\x07",
     "order 1 " + "a" * 16 + " " + " ".join(["b" * 32] * 2) + " 0 nan ;",
-    "order 1 " + "a" * 16 + " " + " ".join(["b" * 32] * 2) + " inf 0x1.0p+0 0x1.0p+0",
+    "order 1 " + "a" * 16 + " " + " ".join(["b" * 32] * 2) + " inf 1.0 1.0",
 ]  # fmt: skip
-SQUARES = [b"x", b"", b"-0x1.0p+3", b"nan", b"1e400", b"0x1.0p+99999", b"0" * 10_000, b"\xff", None]
+SQUARES = [b"x", b"", b"-8.0", b"nan", b"1e400", b"0x1.0p+3", b"0" * 10_000, b"\xff", None]
 
 
 def trained(client):

@@ -301,7 +301,7 @@ class Weighted(Rounds):
         lease = {"holder": "r", "who": "host:1", "since_ms": now, "stored": 1, "late": 0}
         client.hset(f"{HEAD}:reducer", mapping=lease)
         client.set(f"{HEAD}:sum:{'0' * 32}:0", "part")
-        client.set(f"{HEAD}:squares:{'0' * 32}:0", "0x1.0p+0")
+        client.set(f"{HEAD}:squares:{'0' * 32}:0", "1.0")
 
 
 def weights(step):

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -420,8 +421,6 @@ class Committer:
 def _square(reply: object) -> float | None:
     """Returns a sum of squares that an updater has stored; None if there is none."""
     if isinstance(reply, bytes) and len(reply) <= 32:
-        try:
-            return float.fromhex(reply.decode("ascii", "replace"))
-        except ValueError:
-            return None
+        with suppress(ValueError):
+            return float(reply)
     return None

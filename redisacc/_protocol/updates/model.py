@@ -125,7 +125,7 @@ class UpdateModel:
     @cached_property
     def config(self) -> str:
         """The optimizer's name and options, as the record holds them."""
-        return json.dumps(self.optimizer.to_config(), separators=(",", ":"), sort_keys=True)
+        return json.dumps(self.optimizer.to_config(), separators=(",", ":"))
 
     @property
     def is_mean(self) -> bool:

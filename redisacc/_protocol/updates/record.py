@@ -15,6 +15,7 @@ from redisacc._format.parameter_record import (
     tables_of,
 )
 from redisacc._format.stored_text import parse_number
+from redisacc._format.update_order import pack_scalars, unpack_scalars
 from redisacc._protocol.parameters.reader import read_schema
 from redisacc._protocol.parameters.version_writer import Follows, VersionWriter
 from redisacc._protocol.updates.model import UpdateModel, check_leaves
@@ -23,7 +24,6 @@ from redisacc._wire.sockets import Command
 from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError, InvalidArgumentError
 from redisacc.optim.base import Scalars
-from redisacc.optim.scalars import pack_scalars, unpack_scalars
 
 # The most numbers of attempts that are used up at once. An update gets the next one, so it cannot have a number that is
 # higher by more than this while a few parts are removed.

@@ -155,7 +155,7 @@ class PartUpdater:
         if ordered is None and model.optimizer.clip_norm is not None:
             squares = model.squares(part.elements, divisor)
             key = self._gradients.squares(part.digest, part.number)
-            self._transport.pipeline([("SET", key, squares.hex(), "PX", SQUARES_MS)])
+            self._transport.pipeline([("SET", key, str(squares), "PX", SQUARES_MS)])
         elif ordered is None and record.scalars is not None:
             bet = Order(record.id, model.optimizer_digest, part.digest, divisor, 1.0, record.scalars)
             ordered = bet, record.number
