@@ -27,8 +27,8 @@ class Durations:
         handshake: a server may take for all replies of a handshake.
         confirmation: it may take to confirm a subscription. Without one, polling is left.
         replication: replicas have to confirm a write, if the handle was opened with ``min_replicas``.
-        release: the release of a private accumulator tries to reach the server. Its lease does the rest, and a process
-            that ends must not wait for a server that ended before.
+        release: the release of a private accumulator, or of a lease, tries to reach the server. Expiry does the
+            rest, and a process that ends must not wait for a server that ended before.
         poll_every: the longest pause between two polls of a wait. Messages are only hints.
         poll: a poll tries to reach the server before an outage is logged.
         last_poll: the last poll has at least this long, even if the deadline has passed.

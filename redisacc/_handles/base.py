@@ -19,7 +19,7 @@ from redisacc._arrays.encodings import Encoding
 from redisacc._arrays.results import Round, Tally
 from redisacc._arrays.spec import AccumulatorSpec
 from redisacc._arrays.weights import CONSTANT
-from redisacc._clock import clock
+from redisacc._clock import clock, durations
 from redisacc._format.buffered import INLINE_BYTES
 from redisacc._format.keys import Keys
 from redisacc._format.quorum import Quorum, quorum_change
@@ -48,6 +48,7 @@ from redisacc._protocol.waiting.lifetime import Closing, Lifetime
 from redisacc._telemetry.operation import NOT_OBSERVED, Operation
 from redisacc._telemetry.telemetry import Telemetry
 from redisacc._wire.connect import connect, warn_if_evicting
+from redisacc._wire.transport import limited
 
 # The result of a take: an array, IndexedSlices, or a tree of both.
 G = TypeVar("G")
@@ -159,15 +160,16 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         min_replicas = options["min_replicas"]
         limits = options["limits"] or Limits()
         keys = Keys(shared_name or f"private-{secrets.token_hex(8)}")
-        opened = open_accumulator(
-            transport,
-            keys,
-            spec,
-            {field.name: field.chosen(options) for field in SETTINGS},
-            partitions=options["partitions"],
-            create=options["create"],
-            lease_ms=0 if shared_name else OWNER_LEASE_MS,
-        )
+        with limited(durations.opening):
+            opened = open_accumulator(
+                transport,
+                keys,
+                spec,
+                {field.name: field.chosen(options) for field in SETTINGS},
+                partitions=options["partitions"],
+                create=options["create"],
+                lease_ms=0 if shared_name else OWNER_LEASE_MS,
+            )
         warn_if_evicting(transport, keys.record)
         if min_replicas:
             # If this user may not run WAIT, or the server lacks it, raise now and not at the first gradient.

@@ -23,6 +23,7 @@ from redisacc._protocol.waiting.lifetime import Closing, Lifetime
 from redisacc._telemetry.telemetry import Telemetry
 from redisacc._text import shown
 from redisacc._wire.connect import connect, warn_if_evicting
+from redisacc._wire.transport import limited
 from redisacc.errors import InvalidArgumentError, NotFoundError
 
 
@@ -109,7 +110,9 @@ class Parameters(Closing):
         self._telemetry = Telemetry("parameters", shared_name, address=self._transport.address)
         self._lifetime = Lifetime(shared_name)
         self._attach("")
-        if self._reader.poll(timeout=durations.opening) is not None:
+        with limited(durations.opening):
+            found = self._reader.poll()
+        if found is not None:
             self._publisher.check_partitions(self._reader.keys)
         elif not create:
             raise NotFoundError(

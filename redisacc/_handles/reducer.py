@@ -276,7 +276,8 @@ class Reducer(Closing):
 
     def _stores(self, home: str) -> bool:
         """Returns whether the node of this reducer stores the keys of a slot."""
-        return self._node is None or self._transport.owner_of(home, timeout=CALL_TIMEOUT) == self._node
+        with limited(CALL_TIMEOUT):
+            return self._node is None or self._transport.owner_of(home) == self._node
 
     def _is_ours(self, reduction: Reduction) -> bool:
         """Returns whether the node still stores it, as far as that can be found out. Looks once a second."""

@@ -20,7 +20,7 @@ from redisacc._format.stored_text import parse_weight
 from redisacc._text import EVICTED, QUOTED, printable, shown
 from redisacc._wire.script_loader import load
 from redisacc._wire.sockets import Argument, Command
-from redisacc._wire.transport import TIMEOUT, Hint, Transport
+from redisacc._wire.transport import Hint, Transport
 from redisacc.errors import (
     CorruptDataError,
     DataLossError,
@@ -215,7 +215,6 @@ class _Runner:
         after: Sequence[Command] = (),
         replicated: bool = False,
         allowed: Collection[str] = (),
-        timeout: float = TIMEOUT,
         **values: Any,
     ) -> Reply:
         """Runs a script.
@@ -227,12 +226,11 @@ class _Runner:
             after: commands that travel after it, whatever it replies.
             replicated: whether replicas have to confirm what it did.
             allowed: refusals that are returned, and not raised.
-            timeout: how long to try to reach the server, in seconds.
             values: its arguments.
         """
         waits = self._wait if replicated else ()
         reply, read = self.transport.run_and_read(
-            *bound(**values), before=before, after=(*after, *waits) if waits else after, timeout=timeout
+            *bound(**values), before=before, after=(*after, *waits) if waits else after
         )
         replicas = confirmed(self._keys.record, [read.pop()]) if waits else 0
         return self.reply(script, reply, read, replicas=replicas, allowed=allowed, given=values)
@@ -299,8 +297,8 @@ class _Runner:
 class Scripts:
     """The scripts on the keys of one name.
 
-    Every call raises the errors of ``Transport.run``, those of ``refusals``, and CorruptDataError if a key, a field or
-    a reply holds what redisacc never writes.
+    Every call raises the errors of ``Transport.run_and_read``, those of ``refusals``, and CorruptDataError if a key, a
+    field or a reply holds what redisacc never writes.
 
     Args:
         transport: the way to the server.
@@ -353,7 +351,7 @@ class Scripts:
         """Returns a call that may be made several times, and gets its ``timeout``."""
         call = self._runner.transport.prepare(*self._bound(script)(**values), after=after)
 
-        def again(*, timeout: float = TIMEOUT) -> Reply:
+        def again(*, timeout: float) -> Reply:
             reply, read = self._runner.transport.repeat(call, timeout=timeout)
             return self._runner.reply(script, reply, read)
 

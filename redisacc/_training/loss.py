@@ -30,7 +30,7 @@ from redisacc._protocol.waiting.wait import WaitLog
 from redisacc._wire.connect import may_have_lost_data
 from redisacc._wire.faults import WritesRefusedError
 from redisacc._wire.scans import scan_command, scan_whole
-from redisacc._wire.transport import Transport
+from redisacc._wire.transport import Transport, limited
 from redisacc.errors import RedisAccError, ServerUnavailableError
 
 
@@ -227,8 +227,8 @@ class Claimant:
     def withdraw(self) -> None:
         """Claims no longer. A leader must not wait for what this process never publishes."""
         self.is_over = True
-        with suppress(RedisAccError):
-            self._transport.call("HDEL", self._keys.claims, self._place, timeout=1.0)
+        with suppress(RedisAccError), limited(1.0):
+            self._transport.call("HDEL", self._keys.claims, self._place)
 
     def look(self) -> bool:
         """Claims what this worker has, and publishes it if a chief asks for it. Returns whether it is published."""

@@ -2,7 +2,7 @@
 
 Everything that redisacc sends may be sent twice: reads, plain SETs of bytes that do not change, and scripts that
 recognize a request that they have seen. So a broken connection becomes an error only when the server has been silent
-for the whole ``timeout`` of a call.
+for as long as a call may take.
 
 The retry has a time limit instead of a number of tries, and is the same for every client. Beneath it is either one
 server (``node.py``) or a cluster (``cluster.py``), which both offer single attempts.
@@ -49,8 +49,6 @@ logger = logging.getLogger("redisacc")
 
 Answer = TypeVar("Answer")
 
-# How long a call tries to reach the server, in seconds, unless it has less time.
-TIMEOUT = math.inf
 # A call that tries for longer than this logs its first retry.
 PATIENT = 10.0
 
@@ -177,28 +175,25 @@ class Transport:
         """
         return self.losses.count
 
-    def call(self, *command: Argument, timeout: float = TIMEOUT, beside: str | None = None) -> Any:
+    def call(self, *command: Argument, beside: str | None = None) -> Any:
         """Returns the reply to one command. Bytes are never decoded.
 
         Args:
             *command: the command.
-            timeout: seconds to try to reach the server.
             beside: a key. In a cluster, a command without a key goes to the owner of this one; None means to any node.
         """
-        return _checked([command], self._exchange([command], timeout, beside=beside), self.address)[0]
+        return _checked([command], self._exchange([command], beside), self.address)[0]
 
-    def pipeline(self, commands: Sequence[Command], *, timeout: float = TIMEOUT) -> list[Any]:
+    def pipeline(self, commands: Sequence[Command]) -> list[Any]:
         """Returns the replies to several commands that travel together. The first that is an error is raised.
 
         Hints among them may fail.
         """
         if self.cluster is not None:
-            commands = self._sharded(commands, timeout)
-        return _checked(commands, self._tolerated(commands, self._exchange(commands, timeout)), self.address)
+            commands = self._sharded(commands)
+        return _checked(commands, self._tolerated(commands, self._exchange(commands)), self.address)
 
-    def scatter(
-        self, batches: Sequence[Sequence[Command]], *, after: Sequence[Command] = (), timeout: float = TIMEOUT
-    ) -> list[list[Any]]:
+    def scatter(self, batches: Sequence[Sequence[Command]], *, after: Sequence[Command] = ()) -> list[list[Any]]:
         """Returns the replies to several batches of commands, which go to all nodes at the same time.
 
         All commands for a node travel together, in order, over one connection. If slots move meanwhile, only the
@@ -208,24 +203,23 @@ class Transport:
             batches: the keys of each are in one slot. Commands without a key go along with the others.
             after: commands without keys, which each node gets once, after its batches; or, if slots move meanwhile,
                 after each of them.
-            timeout: seconds to try to reach the servers.
 
         Returns:
             The replies to each batch, each followed by its node's replies to ``after``.
         """
         if self.cluster is None:
-            replies = iter(self.pipeline([*chain.from_iterable(batches), *after], timeout=timeout))
+            replies = iter(self.pipeline([*chain.from_iterable(batches), *after]))
             found = [list(islice(replies, len(batch))) for batch in batches]
             at_the_end = list(replies)
             return [[*of_batch, *at_the_end] for of_batch in found]
-        batches = [self._sharded(batch, timeout) for batch in batches]
-        by_node = self._persist(partial(self.cluster.group_by_node, batches), timeout)
+        batches = [self._sharded(batch) for batch in batches]
+        by_node = self._persist(partial(self.cluster.group_by_node, batches))
         attempt, limits = self.cluster.exchange_together, LIMITS.get()
 
         def exchange(numbers: Sequence[int]) -> list[list[Any]]:
             LIMITS.set(limits)
             of_node = [batches[number] for number in numbers]
-            replies = self._persist(partial(attempt, of_node, after), timeout)
+            replies = self._persist(partial(attempt, of_node, after))
             return [
                 _checked([*batch, *after], self._tolerated(batch, of), self.address)
                 for batch, of in zip(of_node, replies, strict=True)
@@ -237,25 +231,19 @@ class Transport:
             found_at.update(zip(numbers, replies_of, strict=True))
         return [found_at[number] for number in range(len(batches))]
 
-    def ask(self, node: str, *command: Argument, timeout: float = TIMEOUT) -> Any:
+    def ask(self, node: str, *command: Argument) -> Any:
         """Returns the reply of one node of a cluster, given its address, to a command without keys."""
         assert self.cluster is not None, "a single server has no nodes"
-        replies = self._persist(partial(self.cluster.exchange_at, node, [command]), timeout)
+        replies = self._persist(partial(self.cluster.exchange_at, node, [command]))
         return _checked([command], replies, node)[0]
 
     def on_masters(
-        self,
-        commands: Sequence[Command],
-        *,
-        timeout: float = TIMEOUT,
-        also: Sequence[Address] = (),
-        reachable: bool = False,
+        self, commands: Sequence[Command], *, also: Sequence[Address] = (), reachable: bool = False
     ) -> tuple[dict[str, list[Any]], dict[str, str]]:
         """Sends commands without keys to every master, and to other nodes of a cluster; or to the single server.
 
         Args:
             commands: the commands.
-            timeout: seconds to try to reach the servers.
             also: the other nodes.
             reachable: whether masters that do not answer within 3 seconds are left out. Otherwise, the call raises, as
                 it does if a single server does not answer.
@@ -264,22 +252,10 @@ class Transport:
             Address → the replies; and address → the reason, for masters that were left out.
         """
         if self.cluster is None:
-            return {self.address: self.pipeline(commands, timeout=timeout)}, {}
+            return {self.address: self.pipeline(commands)}, {}
         attempt = partial(self.cluster.exchange_with_masters, commands, also=also, reachable=reachable)
-        replies, silent = self._persist(attempt, timeout)
+        replies, silent = self._persist(attempt)
         return {address: _checked(commands, found, address) for address, found in replies.items()}, silent
-
-    def run(
-        self,
-        script: Script,
-        keys: Sequence[str],
-        args: Sequence[Argument],
-        *,
-        before: Sequence[Command] = (),
-        timeout: float = TIMEOUT,
-    ) -> list[bytes]:
-        """Runs a script, with the commands ``before`` it in the same round trip, and returns its reply."""
-        return self.run_and_read(script, keys, args, before=before, timeout=timeout)[0]
 
     def run_and_read(
         self,
@@ -289,35 +265,37 @@ class Transport:
         *,
         before: Sequence[Command] = (),
         after: Sequence[Command] = (),
-        timeout: float = TIMEOUT,
     ) -> tuple[list[bytes], list[Any]]:
         """Runs a script, with commands before and after it in the same round trip.
 
         Returns:
             The script's reply, and the replies to the commands ``after`` it.
         """
-        if self.cluster is not None and self._shards(timeout):
+        if self.cluster is not None and self.has_sharded_channels():
             script = script.sharded
-            before = self._sharded(before, timeout)
+            before = self._sharded(before)
         commands = [*before, ("EVALSHA", script.sha, str(len(keys)), *keys, *args), *after]
-        return self._run(script, commands, len(before), timeout)
+        return self._run(script, commands, len(before))
 
     def prepare(
         self, script: Script, keys: Sequence[str], args: Sequence[Argument], *, after: Sequence[Command] = ()
     ) -> PackedCommands:
         """Returns what ``run_and_read`` would send, for ``repeat`` to send."""
-        if self.cluster is not None and self._shards(TIMEOUT):
+        if self.cluster is not None and self.has_sharded_channels():
             script = script.sharded
         packed = PackedCommands((("EVALSHA", script.sha, str(len(keys)), *keys, *args), *after))
         packed.script = script
         return packed
 
-    def repeat(self, packed: PackedCommands, *, timeout: float = TIMEOUT) -> tuple[list[bytes], list[Any]]:
-        """Does the same as ``run_and_read``, for what was prepared."""
+    def repeat(self, packed: PackedCommands, *, timeout: float) -> tuple[list[bytes], list[Any]]:
+        """Does the same as ``run_and_read``, for what was prepared, and tries for so many seconds to reach the server.
+
+        That is a parameter because ``limited`` would cost each poll more than all else here.
+        """
         return self._run(packed.script, packed, 0, timeout)
 
     def _run(
-        self, script: Script, commands: Sequence[Command], here: int, timeout: float
+        self, script: Script, commands: Sequence[Command], here: int, timeout: float = math.inf
     ) -> tuple[list[bytes], list[Any]]:
         """Exchanges commands. The one at ``here`` runs a script."""
         # As in _persist(), whose call would cost a small command more time than a retry ever saves.
@@ -327,7 +305,7 @@ class Transport:
         except FAULTS as error:
             replies = self._again(partial(self._server.exchange, commands), deadline, error)
         if not VALUES.issuperset(map(type, replies)):
-            replies = self._load_and_run(script, commands, here, replies, timeout)
+            replies = self._load_and_run(script, commands, here, replies)
         reply = replies[here]
         if not isinstance(reply, list) or not reply:
             raise CorruptDataError(f"script {script.name} replied {shown(reply)}")
@@ -337,9 +315,7 @@ class Transport:
             reply = [item if isinstance(item, bytes) else str(item).encode() for item in reply]
         return reply, replies[here + 1 :]
 
-    def _load_and_run(
-        self, script: Script, commands: Sequence[Command], here: int, replies: list[Any], timeout: float
-    ) -> list[Any]:
+    def _load_and_run(self, script: Script, commands: Sequence[Command], here: int, replies: list[Any]) -> list[Any]:
         """Returns the replies to commands after some were refused. A missing script is sent whole.
 
         Raises:
@@ -351,7 +327,7 @@ class Transport:
             # again: WAIT has to travel behind the script, over its connection. Without replicas, that takes twice as
             # long, this one time.
             whole = ("EVAL", script.text, *commands[here][2:])
-            replies[here:] = self._exchange([whole, *commands[here + 1 :]], timeout)
+            replies[here:] = self._exchange([whole, *commands[here + 1 :]])
             if (
                 isinstance(replies[here], ReplyError)
                 and replies[here].code == "NOPERM"
@@ -364,9 +340,9 @@ class Transport:
         _raise_first(replies)
         return replies
 
-    def _sharded(self, commands: Sequence[Command], timeout: float) -> Sequence[Command]:
+    def _sharded(self, commands: Sequence[Command]) -> Sequence[Command]:
         """Returns the same commands with their hints as a cluster with sharded channels needs them, if this is one."""
-        if not any(isinstance(command, Hint) for command in commands) or not self._shards(timeout):
+        if not any(isinstance(command, Hint) for command in commands) or not self.has_sharded_channels():
             return commands
         return [command.sharded() if isinstance(command, Hint) else command for command in commands]
 
@@ -383,9 +359,9 @@ class Transport:
         logger.debug("%s refused %s: %s", self.address, hint[0], reason_of(error))
         if hint.script is not None and error.code == "NOSCRIPT":
             # For the next time. A user who may not load it does without.
-            self._exchange([("SCRIPT", "LOAD", hint.script.text)], TIMEOUT, beside=str(hint[3]))
+            self._exchange([("SCRIPT", "LOAD", hint.script.text)], str(hint[3]))
 
-    def fetch(self, arrivals: Arrivals[A], *, timeout: float = TIMEOUT) -> None:
+    def fetch(self, arrivals: Arrivals[A]) -> None:
         """GETs strings straight into the memory where they are used.
 
         If they have several lanes, and the server is on another machine, they arrive over several connections. Strings
@@ -393,11 +369,10 @@ class Transport:
 
         Args:
             arrivals: says which, and where to. If it raises, the error passes through and the connection is closed.
-            timeout: seconds to try to reach the server.
         """
-        self._persist(partial(self._server.fetch, arrivals), timeout)
+        self._persist(partial(self._server.fetch, arrivals))
 
-    def converse(self, key: str, talk: Callable[[Send], Answer], *, timeout: float = TIMEOUT) -> Answer:
+    def converse(self, key: str, talk: Callable[[Send], Answer]) -> Answer:
         """Returns what ``talk`` makes of the replies to commands that it sends one by one, over a single connection.
 
         A connection leads to one server process, so all replies are that process's own. If it breaks, or the key moves
@@ -406,30 +381,32 @@ class Transport:
         Args:
             key: the key of all commands.
             talk: gets the function that sends a command and returns the reply.
-            timeout: seconds to try to reach the server, for each command.
         """
-        return self._persist(partial(self._server.converse, key, talk, min(timeout, durations.call)), timeout)
+        return self._persist(partial(self._server.converse, key, talk, min(LIMITS.get().call, durations.call)))
 
-    def converse_with_all(self, talk: Callable[[Send], Answer], *, timeout: float = TIMEOUT) -> list[Answer]:
+    def converse_with_all(self, talk: Callable[[Send], Answer]) -> list[Answer]:
         """Does the same with every master of a cluster, for commands without keys; or with the single server."""
-        return self._persist(partial(self._server.converse_with_all, talk, min(timeout, durations.call)), timeout)
+        return self._persist(partial(self._server.converse_with_all, talk, min(LIMITS.get().call, durations.call)))
 
     def has_sharded_channels(self) -> bool:
         """Returns whether channels belong to slots, and messages to the nodes that own these (SPUBLISH, SSUBSCRIBE).
 
         So it is in clusters from version 7. In others, every node gets every message, and blocks for none of them.
         """
-        return self.cluster is not None and self._shards(TIMEOUT)
+        if self.cluster is None:
+            return False
+        known = self.cluster.has_sharded_channels
+        return self._persist(self.cluster.find_version) if known is None else known
 
-    def slot_map(self, *, timeout: float = TIMEOUT) -> SlotMap:
+    def slot_map(self) -> SlotMap:
         """Returns the owners of a cluster's slots at this moment."""
         assert self.cluster is not None, "a single server has no slots"
-        return self._persist(self.cluster.slot_map, timeout)
+        return self._persist(self.cluster.slot_map)
 
-    def owner_of(self, key: str, *, timeout: float = TIMEOUT) -> str:
+    def owner_of(self, key: str) -> str:
         """Returns the address of the node of a cluster that owns a key, as far as it is known here."""
         assert self.cluster is not None, "a single server owns every key"
-        return self._persist(partial(self.cluster.owner_of, key), timeout)
+        return self._persist(partial(self.cluster.owner_of, key))
 
     def place_of(self, channel: str) -> int | None:
         """Returns what channels must have in common if one connection is to listen to them: the slot in a cluster."""
@@ -449,20 +426,15 @@ class Transport:
         assert self.cluster is not None, "a single server has one way to listen"
         return self.cluster.subscriber_at(node, tick)
 
-    def _shards(self, timeout: float) -> bool:
-        assert self.cluster is not None
-        known = self.cluster.has_sharded_channels
-        return self._persist(self.cluster.find_version, timeout) if known is None else known
-
-    def _exchange(self, commands: Sequence[Command], timeout: float, *, beside: str | None = None) -> list[Any]:
+    def _exchange(self, commands: Sequence[Command], beside: str | None = None) -> list[Any]:
         """Sends commands until they are answered or the time is up. Replies may be errors."""
         if beside is not None and self.cluster is not None:
-            return self._persist(partial(self.cluster.exchange_beside, beside, commands), timeout)
-        return self._persist(partial(self._server.exchange, commands), timeout)
+            return self._persist(partial(self.cluster.exchange_beside, beside, commands))
+        return self._persist(partial(self._server.exchange, commands))
 
-    def _persist(self, attempt: Callable[[float], Answer], timeout: float) -> Answer:
+    def _persist(self, attempt: Callable[[float], Answer]) -> Answer:
         """Repeats an attempt, which gets its deadline, until it succeeds or the time is up."""
-        deadline = running_time() + min(timeout, LIMITS.get().call, durations.call)
+        deadline = running_time() + min(LIMITS.get().call, durations.call)
         try:
             return attempt(deadline)
         except FAULTS as error:

@@ -21,7 +21,7 @@ from redisacc._protocol.waiting.wait import until
 from redisacc._text import printable, shown
 from redisacc._wire import forks
 from redisacc._wire.scans import scan_command, scan_whole
-from redisacc._wire.transport import Transport
+from redisacc._wire.transport import Transport, limited
 from redisacc.errors import CancelledError, ConflictError, NotFoundError, RedisAccError
 
 logger = logging.getLogger("redisacc")
@@ -275,9 +275,10 @@ class Crew:
                 assert number is not None
                 return number
 
-    def release(self, place: str, *, timeout: float) -> None:
+    def release(self, place: str) -> None:
         """Gives a lease back, so that no process has to wait for it to expire."""
-        self._scripts.release_lease(place=place, process=own_identity(), timeout=timeout)
+        with limited(durations.release):
+            self._scripts.release_lease(place=place, process=own_identity())
 
 
 class Lease:
@@ -362,7 +363,7 @@ class Lease:
         self._renewals.drop_ended()
         held = self._extending.acquire(timeout=2.0)
         try:
-            self._crew.release(self._place, timeout=2.0)
+            self._crew.release(self._place)
         except RedisAccError as error:
             logger.debug("the lease of the %s will run out by itself: %s", self._place, error)
         finally:

@@ -16,7 +16,7 @@ from redisacc._format.keys import Keys
 from redisacc._protocol.waiting.lifetime import Closing, Lifetime
 from redisacc._text import shown
 from redisacc._wire.pubsub import pubsub_of
-from redisacc._wire.transport import Transport
+from redisacc._wire.transport import Transport, limited
 from redisacc.errors import RedisAccError
 
 logger = logging.getLogger("redisacc")
@@ -202,9 +202,9 @@ class Events(Closing):
     def _check_exists(self, seconds: float) -> None:
         """Checks whether the accumulator still exists, for about ``seconds``."""
         least, most = EXISTS_TIMEOUT
-        timeout = min(max(seconds, least), most)
         try:
-            incarnation = self._transport.call("HGET", self._keys.record, "incarnation", timeout=timeout)
+            with limited(min(max(seconds, least), most)):
+                incarnation = self._transport.call("HGET", self._keys.record, "incarnation")
         except RedisAccError as error:
             # Events are hints, and so is this check. The next one follows a second later.
             logger.debug("events of %s: %s", self._keys.name, error)

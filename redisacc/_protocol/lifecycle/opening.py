@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from redisacc._arrays.spec import AccumulatorSpec
 from redisacc._arrays.trees import difference, parse_structure
-from redisacc._clock import durations
 from redisacc._format.keys import DELETING, NAMES, Keys, automatic_partitions, choose_partitions, partitions_text
 from redisacc._format.record import ABSENT, BUFFER_LIMIT_BY_WORKER, FIELDS, FORMAT, SETTINGS, check_format
 from redisacc._format.stored_text import foreign, parsed
@@ -73,7 +72,6 @@ def open_accumulator(
                 lease_ms=lease_ms,
                 partitions=partitions_text(chosen),
                 create=create,
-                timeout=durations.opening,
             )
         except NotPermittedError:
             # An observer may read but not run scripts. The server refuses everything else that it tries as well.
@@ -110,7 +108,7 @@ def _parse_settings(keys: Keys, opened: Reply) -> None:
 def _read_only(transport: Transport, keys: Keys, scripts: Scripts) -> Reply | None:
     """Reads what the script would reply; None if there is nothing that can be used."""
     names = load("open").replies["opened"][2:]
-    values = transport.call("HMGET", keys.record, *names, timeout=durations.opening)
+    values = transport.call("HMGET", keys.record, *names)
     absent = {**ABSENT, "losses": b"0"}
     found: dict[str, Any] = {
         name: absent.get(name) if value is None else value for name, value in zip(names, values, strict=True)
@@ -130,7 +128,7 @@ def _partitions(
     """Returns the partitions that the accumulator gets if it is created now."""
     if wanted in (None, 1):
         return ()
-    slot_map = transport.slot_map(timeout=durations.opening) if transport.cluster is not None else None
+    slot_map = transport.slot_map() if transport.cluster is not None else None
     number = automatic_partitions(spec.gradient_bytes, slot_map) if wanted == "auto" else wanted
     assert isinstance(number, int)
     return choose_partitions(keys.name, number, slot_map)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from redisacc._protocol.rounds.current_round import RecordReader
 from redisacc._protocol.waiting.wait import Wait
+from redisacc._wire.transport import limited
 from redisacc.errors import WaitTimeoutError
 
 # The beginnings of events that leave the step as it is.
@@ -33,7 +34,8 @@ class StepWait(Wait[int]):
 
     def poll(self, timeout: float) -> int | None:
         """Reads the step."""
-        self._step = self._records.read(timeout).global_step
+        with limited(timeout):
+            self._step = self._records.read().global_step
         return self._step if self._step >= self._wanted else None
 
     def on_event(self, event: str | None) -> None:

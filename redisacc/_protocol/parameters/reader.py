@@ -31,7 +31,7 @@ from redisacc._protocol.parts.write import call_nodes
 from redisacc._protocol.scripts import OF_PARAMETERS, refused
 from redisacc._text import EVICTED, shown
 from redisacc._wire.sockets import Command
-from redisacc._wire.transport import TIMEOUT, Transport
+from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError, DataLossError, WaitTimeoutError
 
 # A version of at most this many bytes is fetched together with the record, if an event has said where it is.
@@ -90,27 +90,26 @@ class ParameterReader:
         """The keys of the parameters, with their partitions once something has been found or published."""
         return self._keys
 
-    def poll(self, *more: str, timeout: float = TIMEOUT) -> ParameterRecord | None:
+    def poll(self, *more: str) -> ParameterRecord | None:
         """Returns the record, or None if nothing has been published. This is one short round trip.
 
         Args:
             more: further fields, such as ``OF_STATE``.
-            timeout: how long to try to reach the server, in seconds.
 
         Raises:
             NotFoundError: the parameters were deleted.
         """
         command = ParameterRecord.command(self._keys, *more)
-        return self._accepted(self._transport.call(*command, timeout=timeout), *more)
+        return self._accepted(self._transport.call(*command), *more)
 
-    def poll_and_fetch(self, wanted: Sequence[str], *, timeout: float) -> tuple[ParameterRecord | None, dict[str, Any]]:
+    def poll_and_fetch(self, wanted: Sequence[str]) -> tuple[ParameterRecord | None, dict[str, Any]]:
         """Does the same as ``poll``, and GETs some keys in the same round trip.
 
         Returns:
             The record, and the values of the keys, for ``values``.
         """
         commands: list[Command] = [ParameterRecord.command(self._keys), *(("GET", key) for key in wanted)]
-        reply, *found = self._transport.pipeline(commands, timeout=timeout)
+        reply, *found = self._transport.pipeline(commands)
         return self._accepted(reply), dict(zip(wanted, found, strict=True))
 
     def _accepted(self, reply: object, *more: str) -> ParameterRecord | None:

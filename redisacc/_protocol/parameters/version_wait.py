@@ -11,7 +11,7 @@ from redisacc._protocol.parameters.reader import TOGETHER_BYTES, ParameterReader
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._protocol.waiting.wait import Wait, WaitOptions
 from redisacc._wire.pubsub import pubsub_of
-from redisacc._wire.transport import Transport
+from redisacc._wire.transport import Transport, limited
 from redisacc.errors import FinishedError, WaitTimeoutError
 
 # A record and the tree that it describes.
@@ -71,7 +71,8 @@ class VersionWait(Wait[Version]):
         event, self._event = self._event, ""
         heard = pubsub_of(self.transport, self.channel).heard(self.channel)
         wanted = announced(self._reader.keys, event, TOGETHER_BYTES)
-        record, fetched = self._reader.poll_and_fetch(wanted, timeout=timeout)
+        with limited(timeout):
+            record, fetched = self._reader.poll_and_fetch(wanted)
         self.answered = True
         give_up = running_time() + durations.call
         self._found = record

@@ -10,7 +10,7 @@ from redisacc._format.buffered import PART_MS
 from redisacc._format.keys import PartitionedKeys
 from redisacc._protocol.scripts import confirmed, wait_commands
 from redisacc._wire.sockets import Command, Pieces
-from redisacc._wire.transport import TIMEOUT, Hint, Transport
+from redisacc._wire.transport import Hint, Transport
 
 
 def write_parts(
@@ -65,7 +65,7 @@ def write_parts(
     return replicas
 
 
-def call_nodes(transport: Transport, commands: Sequence[Command], *, timeout: float = TIMEOUT) -> list[Any]:
+def call_nodes(transport: Transport, commands: Sequence[Command]) -> list[Any]:
     """Returns the replies to commands about parts, which go to all nodes at once. Each begins with its name and key.
 
     Those about a part are executed in their order.
@@ -75,6 +75,6 @@ def call_nodes(transport: Transport, commands: Sequence[Command], *, timeout: fl
         # All keys of a partition have the same text before the second brace.
         places.setdefault(str(command[1]).partition("}")[0], []).append(place)
     batches = [[commands[place] for place in of] for of in places.values()]
-    replies = transport.scatter(batches, timeout=timeout) if batches else []
+    replies = transport.scatter(batches) if batches else []
     found = dict(zip(chain(*places.values()), chain(*replies), strict=True))
     return [found[place] for place in range(len(commands))]

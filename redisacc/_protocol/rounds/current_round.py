@@ -17,7 +17,7 @@ from redisacc._protocol.rounds.round_reader import RoundReader, part_lost, read_
 from redisacc._protocol.scripts import OF_ACCUMULATORS, refused
 from redisacc._protocol.waiting.lifetime import Lifetime
 from redisacc._text import shown
-from redisacc._wire.transport import TIMEOUT, Transport
+from redisacc._wire.transport import Transport
 from redisacc.errors import CorruptDataError, WaitTimeoutError
 
 # The keys of an accumulator, or of parameters.
@@ -41,7 +41,7 @@ class RecordReader:
         self.transport, self.keys, self.lifetime = transport, keys, lifetime or Lifetime(keys.name)
         self._incarnation = incarnation
 
-    def read(self, timeout: float = TIMEOUT) -> Record:
+    def read(self) -> Record:
         """Returns the record as it is now.
 
         Raises:
@@ -49,7 +49,7 @@ class RecordReader:
             CancelledError: the handle was closed.
         """
         self.lifetime.check()
-        record = Record(self.keys, self.transport.call(*Record.command(self.keys), timeout=timeout))
+        record = Record(self.keys, self.transport.call(*Record.command(self.keys)))
         self.check(record.incarnation)
         return record
 

@@ -315,7 +315,8 @@ class TakeWait(Wait[Taken]):
         """Tells reducers that one could be used here."""
         # Every node of a cluster passes on a message that belongs to no slot.
         try:
-            self.transport.call("PUBLISH", self._keys.calls, f"required={self.num_required}", timeout=CALL_TIMEOUT)
+            with limited(CALL_TIMEOUT):
+                self.transport.call("PUBLISH", self._keys.calls, f"required={self.num_required}")
         except NotPermittedError as error:
             if self._reader.relies is not None:
                 self._reader.relies.call_no_more()

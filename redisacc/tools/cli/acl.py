@@ -6,7 +6,6 @@ import shlex
 
 import click
 
-from redisacc._clock import durations
 from redisacc._text import shown
 from redisacc._wire import script_loader
 from redisacc._wire.transport import Transport
@@ -86,7 +85,7 @@ def acl(
     if load:
         transport = the_server()
         if name:
-            transport.on_masters([("ACL", "SETUSER", name, *found)], timeout=durations.opening)
+            transport.on_masters([("ACL", "SETUSER", name, *found)])
         scripts = _load_scripts(transport)
         rules_of = f"set the rules of {name}, and " if name else ""
         report(scripts, f"{rules_of}loaded {len(scripts)} scripts: {', '.join(scripts)}")
@@ -105,7 +104,7 @@ def _load_scripts(transport: Transport) -> dict[str, str]:
     if transport.has_sharded_channels():
         scripts = [script.sharded for script in scripts]
     loads = [("SCRIPT", "LOAD", script.text) for script in scripts]
-    replies, _ = transport.on_masters(loads, timeout=durations.opening)
+    replies, _ = transport.on_masters(loads)
     for address, found in replies.items():
         for script, reply in zip(scripts, found, strict=True):
             if reply != script.sha.encode():

@@ -76,7 +76,7 @@ def restore(*, name: str, file: str, force: bool) -> None:
     try:
         before = _publish(transport, keys, found, who, force=force)
     finally:
-        crew.release("chief", timeout=2.0)
+        crew.release("chief")
     text = f"published step {found.step} of {printable(file)} as {printable(keys.name)}"
     report({"before": before, "step": found.step}, text)
 

@@ -16,6 +16,7 @@ import click
 
 import redisacc
 from redisacc._format.keys import Keys
+from redisacc._wire.transport import limited
 from redisacc.tools.cli.changes import contents_of
 from redisacc.tools.cli.server import own_server
 from redisacc.tools.cli.shared.failures import interrupts_raise, report_failures
@@ -81,8 +82,7 @@ def demo(settings: Settings, corpus: Corpus, text: tuple[Path, ...], words: tupl
             raise SystemExit(subprocess.run(program, env=environment, check=False).returncode)
         finally:
             # The error to report is why the training ended, and not why nothing could be deleted.
-            with contextlib.suppress(redisacc.ServerUnavailableError, redisacc.NotFoundError):
-                transport.call("PING", timeout=2)
+            with contextlib.suppress(redisacc.ServerUnavailableError, redisacc.NotFoundError), limited(2):
                 for of in contents_of(transport, Keys(name)):
                     of.delete()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import click
 import redis as redis_py
@@ -68,14 +67,12 @@ def _examine(transport: Transport) -> Iterator[tuple[str, Finding]]:
     """Runs the checks one after the other and yields the name of each, and what it found."""
     yield "client", ok(f"redisacc {__version__}, redis-py {redis_py.__version__}, {transport.address}")
     servers, silent = server.servers_of(transport)
-    with ExitStack() as stack:
+    # The checks cannot wait for what is missing.
+    with limited(durations.opening):
         if transport.cluster is not None:
             found = examine_cluster(transport, silent)
             yield "cluster", found
-            if found.status == "bad":
-                # The checks that follow cannot wait for what is missing.
-                stack.enter_context(limited(durations.opening))
-            else:
+            if found.status != "bad":
                 yield "moves", examine_moves(transport)
                 yield "partitions", examine_partitions(transport)
         for what in server.OF_EACH:

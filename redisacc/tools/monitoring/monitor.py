@@ -308,7 +308,7 @@ class Monitor(Collector):
             view.heard = listener.history(name)
         with limited(timeout):
             self._read_histories(first)
-        self.nodes = read_nodes(self._transport, timeout=min(timeout, 30.0))
+            self.nodes = read_nodes(self._transport)
 
     def close(self) -> None:
         """Stops listening. Closing twice does nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from redisacc._wire.replies import info_number, parse_info
-from redisacc._wire.transport import TIMEOUT, Transport
+from redisacc._wire.transport import Transport
 from redisacc.errors import ServerError, ServerUnavailableError
 
 
@@ -42,14 +42,14 @@ def version_of(info: dict[str, str]) -> tuple[str, str]:
     return name, info.get(f"{name.lower()}_version", "")
 
 
-def read_nodes(transport: Transport, *, timeout: float = TIMEOUT) -> list[Node]:
+def read_nodes(transport: Transport) -> list[Node]:
     """Returns the server, or all masters of a cluster.
 
     Raises:
         ServerUnavailableError: a server does not answer.
     """
     try:
-        replies, _ = transport.on_masters([("INFO",)], timeout=timeout)
+        replies, _ = transport.on_masters([("INFO",)])
     except ServerUnavailableError:
         raise
     except ServerError:

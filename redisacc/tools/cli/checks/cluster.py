@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from redisacc._clock import clock, durations
+from redisacc._clock import clock
 from redisacc._format.keys import Keys, ParameterKeys, PartitionedKeys
 from redisacc._protocol.rounds.current_round import with_partitions
 from redisacc._text import QUOTED, listed, printable
@@ -50,7 +50,7 @@ def examine_cluster(transport: Transport, silent: Mapping[str, str]) -> Finding:
         transport: the way to the cluster.
         silent: address → the reason, of each master that does not answer.
     """
-    slot_map = transport.slot_map(timeout=durations.opening)
+    slot_map = transport.slot_map()
     full_coverage, node_timeout = (_setting(transport, name) for name in _SETTINGS)
     masters = count_text(len(slot_map.masters), "master")
     replicas = _replicas_text([len(of_one) for of_one in slot_map.replicas.values()])
@@ -85,7 +85,7 @@ def examine_cluster(transport: Transport, silent: Mapping[str, str]) -> Finding:
 
 def examine_partitions(transport: Transport) -> Finding:
     """Returns whether the partitions of all accumulators, and of parameters, are spread evenly over the masters."""
-    slot_map = transport.slot_map(timeout=durations.opening)
+    slot_map = transport.slot_map()
     masters = len(slot_map.masters)
     uneven: list[str] = []
     counts = {"accumulator": 0, "parameters": 0}
@@ -158,7 +158,7 @@ class _Node:
 
 def examine_moves(transport: Transport) -> Finding:
     """Returns which slots are being moved to a master whose replicas lag behind, or that has none."""
-    replies, _ = ask_all(transport, "CLUSTER", "NODES", timeout=durations.opening)
+    replies, _ = ask_all(transport, "CLUSTER", "NODES")
     if not replies:
         return warn(
             "unknown, because this user may not run CLUSTER NODES",
@@ -206,7 +206,7 @@ def _read_nodes(replies: Iterable[Any]) -> dict[str, _Node]:
 
 def _moved_at_once(transport: Transport) -> Iterable[tuple[str, set[int]]]:
     """Yields the id of the target and the slots of each move by CLUSTER MIGRATESLOTS, which Valkey has from 9 on."""
-    replies, _ = ask_all(transport, "CLUSTER", "GETSLOTMIGRATIONS", timeout=durations.opening)
+    replies, _ = ask_all(transport, "CLUSTER", "GETSLOTMIGRATIONS")
     for reply in replies.values():
         for move in reply if isinstance(reply, list) else ():
             fields = dict(zip(move[::2], move[1::2], strict=False)) if isinstance(move, list) else {}
@@ -235,7 +235,7 @@ def _states(transport: Transport, targets: Sequence[_Node]) -> list[str]:
     goals: dict[Address, int] = {}
     deadline = clock.now() + _CONFIRMED_WITHIN
     while True:
-        replies, _ = ask_all(transport, "INFO", "replication", timeout=durations.opening, also=addresses)
+        replies, _ = ask_all(transport, "INFO", "replication", also=addresses)
         if not replies:
             return ["whose replicas are unknown, because this user may not run INFO"] * len(targets)
         states = [_state(node, parse_info(replies.get(str(node.address))), goals) for node in targets]

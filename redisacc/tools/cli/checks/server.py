@@ -20,7 +20,7 @@ from redisacc._wire.connect import DEFAULT_URL
 from redisacc._wire.faults import NotPermittedError
 from redisacc._wire.replies import parse_info
 from redisacc._wire.slot_map import Address
-from redisacc._wire.transport import TIMEOUT, Transport
+from redisacc._wire.transport import Transport
 from redisacc.errors import RedisAccError, ServerError
 from redisacc.tools.cli.checks import Finding, bad, ok, warn
 from redisacc.tools.monitoring.facts import bytes_text, count_text
@@ -57,15 +57,13 @@ def servers_of(transport: Transport) -> tuple[dict[str, dict[str, str]], dict[st
     return {each: parse_info(infos.get(each)) | setting_in(saves.get(each)) for each in addresses}, silent
 
 
-def ask_all(
-    transport: Transport, *command: str, timeout: float = TIMEOUT, also: Sequence[Address] = ()
-) -> tuple[dict[str, Any], dict[str, str]]:
+def ask_all(transport: Transport, *command: str, also: Sequence[Address] = ()) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns address → the reply of each master that answers, and address → why another one does not.
 
     There are no replies if this user may not run the command.
     """
     try:
-        replies, silent = transport.on_masters([command], timeout=timeout, also=also, reachable=True)
+        replies, silent = transport.on_masters([command], also=also, reachable=True)
     except ServerError:
         return {}, {}
     return {address: reply for address, [reply] in replies.items()}, silent

@@ -18,7 +18,7 @@ from redisacc._clock import durations
 from redisacc._format.keys import PREFIX, Keys
 from redisacc._text import is_unicode, shown
 from redisacc._wire.connect import DEFAULT_URL, connect
-from redisacc._wire.transport import Transport
+from redisacc._wire.transport import Transport, limited
 from redisacc.errors import InvalidArgumentError, RedisAccError
 from redisacc.tools.admin.catalog import escape_glob, list_names
 from redisacc.tools.admin.rows import read_spec
@@ -187,7 +187,8 @@ def transport_of(url: str | None) -> Transport:
     """
     transport = connect(url)
     # Not PING, which the access rules of an observer do not allow.
-    transport.call("TIME", timeout=durations.opening)
+    with limited(durations.opening):
+        transport.call("TIME")
     return transport
 
 
