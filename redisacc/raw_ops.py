@@ -28,11 +28,11 @@ from redisacc._arrays.dtypes import DTypeLike, find_dtype
 from redisacc._arrays.results import ApplyResult
 from redisacc._arrays.validation import Array
 from redisacc._format.keys import Keys
-from redisacc._handles import dense as _dense
-from redisacc._handles import sparse as _sparse
 from redisacc._handles.accumulator import ArrayAccumulator
 from redisacc._handles.base import ConditionalAccumulatorBase
+from redisacc._handles.dense import ConditionalAccumulator as _Dense
 from redisacc._handles.existing import open_existing
+from redisacc._handles.sparse import SparseConditionalAccumulator as _Sparse
 from redisacc._text import shown
 from redisacc._wire import forks
 from redisacc.errors import InvalidArgumentError, NotFoundError
@@ -88,10 +88,8 @@ def ConditionalAccumulator(
         ServerUnavailableError: no server answers.
     """
     _check_container(container)
-    accumulator = _dense.ConditionalAccumulator(
-        dtype, shape, shared_name, name or "conditional_accumulator", reduction_type, redis=redis
-    )
-    return _remember(accumulator, redis)
+    name = name or "conditional_accumulator"
+    return _remember(_Dense(dtype, shape, shared_name, name, reduction_type, redis=redis), redis)
 
 
 def SparseConditionalAccumulator(
@@ -125,10 +123,8 @@ def SparseConditionalAccumulator(
         ServerUnavailableError: no server answers.
     """
     _check_container(container)
-    accumulator = _sparse.SparseConditionalAccumulator(
-        dtype, shape, shared_name, name or "sparse_conditional_accumulator", reduction_type, redis=redis
-    )
-    return _remember(accumulator, redis)
+    name = name or "sparse_conditional_accumulator"
+    return _remember(_Sparse(dtype, shape, shared_name, name, reduction_type, redis=redis), redis)
 
 
 def AccumulatorApplyGradient(
@@ -146,7 +142,7 @@ def AccumulatorApplyGradient(
     Returns:
         A result that is true if the gradient was accepted.
     """
-    return _use(_dense_of(handle, redis), lambda accumulator: accumulator.apply_grad(gradient, local_step, name))
+    return _use(_Dense, handle, redis, lambda accumulator: accumulator.apply_grad(gradient, local_step, name))
 
 
 def AccumulatorTakeGradient(
@@ -171,10 +167,7 @@ def AccumulatorTakeGradient(
     Returns:
         The gradient, as ``redisacc.ConditionalAccumulator.take_grad`` returns it.
     """
-    accumulator = _dense_of(handle, redis)
-    _check_dtype(accumulator, dtype)
-    required = validation.integer(num_required, "num_required", low=1)
-    return _use(accumulator, lambda accumulator: accumulator.take_grad(required, name, timeout=timeout))
+    return _use(_Dense, handle, redis, lambda accumulator: _take(accumulator, num_required, dtype, name, timeout))
 
 
 def SparseAccumulatorApplyGradient(
@@ -203,13 +196,13 @@ def SparseAccumulatorApplyGradient(
     Returns:
         A result that is true if the gradient was accepted.
     """
-    if not isinstance(has_known_shape, bool):
-        raise InvalidArgumentError(f"has_known_shape must be a bool, not {shown(has_known_shape)}")
-    if has_known_shape and gradient_shape is None:
+    if validation.flag(has_known_shape, "has_known_shape") and gradient_shape is None:
         raise InvalidArgumentError("gradient_shape must be an integer vector if has_known_shape is True, not None")
     shape = gradient_shape if has_known_shape else None
     return _use(
-        _sparse_of(handle, redis),
+        _Sparse,
+        handle,
+        redis,
         lambda accumulator: accumulator.apply_grad(gradient_indices, gradient_values, shape, local_step, name),
     )
 
@@ -236,10 +229,7 @@ def SparseAccumulatorTakeGradient(
     Returns:
         ``(indices, values, shape)``, as ``redisacc.SparseConditionalAccumulator.take_grad`` returns them.
     """
-    accumulator = _sparse_of(handle, redis)
-    _check_dtype(accumulator, dtype)
-    required = validation.integer(num_required, "num_required", low=1)
-    return _use(accumulator, lambda accumulator: accumulator.take_grad(required, name, timeout=timeout))
+    return _use(_Sparse, handle, redis, lambda accumulator: _take(accumulator, num_required, dtype, name, timeout))
 
 
 def AccumulatorNumAccumulated(*, handle: str, name: str | None = None, redis: object = None) -> int:
@@ -250,7 +240,7 @@ def AccumulatorNumAccumulated(*, handle: str, name: str | None = None, redis: ob
         name: labels log records.
         redis: a redis-py or valkey-py client, a URL, or None.
     """
-    return _use(_accumulator_of(handle, redis), lambda accumulator: accumulator.num_accumulated(name))
+    return _use(ConditionalAccumulatorBase, handle, redis, lambda accumulator: accumulator.num_accumulated(name))
 
 
 def AccumulatorSetGlobalStep(
@@ -264,7 +254,12 @@ def AccumulatorSetGlobalStep(
         name: labels log records.
         redis: a redis-py or valkey-py client, a URL, or None.
     """
-    _use(_accumulator_of(handle, redis), lambda accumulator: accumulator.set_global_step(new_global_step, name))
+    _use(
+        ConditionalAccumulatorBase,
+        handle,
+        redis,
+        lambda accumulator: accumulator.set_global_step(new_global_step, name),
+    )
 
 
 def _check_container(container: object) -> None:
@@ -272,9 +267,17 @@ def _check_container(container: object) -> None:
         raise InvalidArgumentError(f"container must be '', not {shown(container)}: Redis has no containers")
 
 
-def _check_dtype(accumulator: ArrayAccumulator[Any, Any], dtype: object) -> None:
+def _take(
+    accumulator: ArrayAccumulator[Any, Value],
+    num_required: object,
+    dtype: object,
+    name: str | None,
+    timeout: float | None,
+) -> Value:
     if find_dtype(dtype).public != accumulator.dtype:
         raise InvalidArgumentError(f"dtype must be the accumulator's, {accumulator.dtype}, not {shown(dtype)}")
+    # To take_grad(), None means the quorum.
+    return accumulator.take_grad(validation.integer(num_required, "num_required", low=1), name, timeout=timeout)
 
 
 def _key(ref: str, redis: object) -> tuple[str, object]:
@@ -289,33 +292,18 @@ def _remember(accumulator: ConditionalAccumulatorBase[Any], redis: object) -> st
     return ref
 
 
-def _accumulator_of(handle: str, redis: object) -> ConditionalAccumulatorBase[Any]:
+# Not a context manager: in the call that ends it, a signal handler could raise when a round is about to be returned.
+def _use(kind: type[Accumulator], handle: str, redis: object, call: Callable[[Accumulator], Value]) -> Value:
+    """Returns what a call returns with the accumulator of a handle, and forgets the accumulator if it is gone."""
     keys = Keys.of_ref(handle)
     with _lock:
         accumulator = _opened.get(_key(handle, redis))
     if accumulator is None:
         accumulator = open_existing(keys, redis=redis)
         _remember(accumulator, redis)
-    return accumulator
-
-
-def _dense_of(handle: str, redis: object) -> _dense.ConditionalAccumulator:
-    accumulator = _accumulator_of(handle, redis)
-    if not isinstance(accumulator, _dense.ConditionalAccumulator):
-        raise InvalidArgumentError(f"handle must belong to a dense accumulator, but {shown(handle)} is sparse")
-    return accumulator
-
-
-def _sparse_of(handle: str, redis: object) -> _sparse.SparseConditionalAccumulator:
-    accumulator = _accumulator_of(handle, redis)
-    if not isinstance(accumulator, _sparse.SparseConditionalAccumulator):
-        raise InvalidArgumentError(f"handle must belong to a sparse accumulator, but {shown(handle)} is dense")
-    return accumulator
-
-
-# Not a context manager: in the call that ends it, a signal handler could raise when a round is about to be returned.
-def _use(accumulator: Accumulator, call: Callable[[Accumulator], Value]) -> Value:
-    """Returns what a call returns, and forgets the accumulator if it is gone."""
+    if not isinstance(accumulator, kind):
+        found = type(accumulator).__name__
+        raise InvalidArgumentError(f"handle must belong to a {kind.__name__}, but {shown(handle)} is a {found}")
     try:
         return call(accumulator)
     except NotFoundError:

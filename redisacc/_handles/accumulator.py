@@ -198,13 +198,13 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
             encoding=used,
             label=label,
         )
-        operation = self._telemetry.observe("apply", worker)
+        operation = self._observe("apply", worker)
         if operation is NOT_OBSERVED:
             return apply(notes="" if metrics is None else metric_notes(metrics, checked))
         with operation:
             notes = [note for note in (operation.trace, metric_notes(metrics, checked)) if note]
             result = apply(notes=" ".join(notes))
-            operation.note_gradient(gradient, step, result.outcome, result.global_step)
+            operation.note_gradient(gradient.nbytes, step, result.outcome, result.global_step)
         return result
 
     def _as_encoded(self, gradient: Gradient, round_shape: tuple[int, ...], encoding: object, weight: object) -> G:

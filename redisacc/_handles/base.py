@@ -46,7 +46,7 @@ from redisacc._protocol.scripts import OF_ACCUMULATORS, Scripts
 from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.waiting.lifetime import Closing, Lifetime
 from redisacc._telemetry.operation import NOT_OBSERVED, Operation
-from redisacc._telemetry.telemetry import Telemetry
+from redisacc._telemetry.telemetry import observer
 from redisacc._wire.connect import connect, warn_if_evicting
 from redisacc._wire.transport import limited
 
@@ -179,7 +179,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             transport, keys, OF_ACCUMULATORS, min_replicas=min_replicas, incarnation=opened.incarnation
         )
         self._spec = spec = replace(spec, chunk=opened.chunk, normalize=opened.normalize, order=opened.order)
-        self._telemetry = Telemetry(spec.kind, keys.name, is_private=shared_name is None, address=transport.address)
+        self._observe = observer(spec.kind, keys.name, is_private=shared_name is None, address=transport.address)
         self._lifetime = Lifetime(keys.name)
         sessions = SessionPool(opened.now_ms)
         self._requests = Requests(transport, scripts, sessions)
@@ -189,7 +189,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             keys,
             scripts,
             spec,
-            self._telemetry,
+            self._observe,
             inline_bytes=INLINE_BYTES if limits.inline is None else limits.inline,
             min_replicas=min_replicas,
             lease_ms=opened.lease_ms,
@@ -343,9 +343,9 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         label = self._label(name)
         wanted = validation.integer(step, "step")
         deadline = deadline_of(timeout)
-        with self._telemetry.observe("wait", self._worker) as operation:
+        with self._observe("wait", self._worker) as operation:
             found = StepWait(self._records, wanted=wanted, deadline=deadline, label=label).run()
-            operation.note_step(found, "global_step")
+            operation.note("redisacc.global_step", found)
         return found
 
     def set_global_step(self, new_global_step: int, name: str | None = None) -> None:
@@ -548,7 +548,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
     def _recover(self, token: str | None = None, *, skip_lost: bool = False) -> TakenRound[G] | None:
         self._records.read()
-        with self._telemetry.observe("recover", self._worker) as operation:
+        with self._observe("recover", self._worker) as operation:
             taken = self._taker.recover(token, name=self._worker, skip_lost=skip_lost)
             if taken is not None:
                 _note_round(operation, taken)
@@ -569,7 +569,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         take = functools.partial(
             self._taker.take, demand, deadline=deadline, name=worker, label=label, describe=describe, cancel=cancel
         )
-        operation = self._telemetry.observe("take", worker)
+        operation = self._observe("take", worker)
         if operation is NOT_OBSERVED:
             return take()
         with operation:

@@ -20,7 +20,7 @@ from redisacc._protocol.parameters.reader import ParameterReader
 from redisacc._protocol.parameters.version_wait import VersionWait
 from redisacc._protocol.rounds.granted_rounds import EndedRound
 from redisacc._protocol.waiting.lifetime import Closing, Lifetime
-from redisacc._telemetry.telemetry import Telemetry
+from redisacc._telemetry.telemetry import observer
 from redisacc._text import shown
 from redisacc._wire.connect import connect, warn_if_evicting
 from redisacc._wire.transport import limited
@@ -107,7 +107,7 @@ class Parameters(Closing):
         create = validation.flag(create, "create")
         self._transport = connect(redis)
         self._keys = keys = ParameterKeys(shared_name)
-        self._telemetry = Telemetry("parameters", shared_name, address=self._transport.address)
+        self._observe = observer("parameters", shared_name, address=self._transport.address)
         self._lifetime = Lifetime(shared_name)
         self._attach("")
         with limited(durations.opening):
@@ -238,8 +238,8 @@ class Parameters(Closing):
         finished = validation.flag(finished, "finished")
         wanted = self._publisher.check(tree, number, changed, state, finished=finished, ended=ended, kept=kept)
         publisher = self._given_publisher or host_and_process(os.getpid())
-        with self._telemetry.observe("publish", publisher) as operation:
-            operation.note_step(number, "step")
+        with self._observe("publish", publisher) as operation:
+            operation.note("redisacc.step", number)
             self._publisher.publish(wanted, publisher, restores=restores)
 
     def check(self, tree: Any, *, state: Any = None) -> None:
@@ -364,7 +364,7 @@ class Parameters(Closing):
         deadline = deadline_of(timeout)
         skip_last = validation.flag(skip_last, "skip_last")
         self._lifetime.check()
-        with self._telemetry.observe("wait") as operation:
+        with self._observe("wait") as operation:
             wait = VersionWait(
                 self._transport,
                 self._lifetime,
@@ -377,7 +377,7 @@ class Parameters(Closing):
                 describe=describe,
             )
             record, tree = wait.run()
-            operation.note_step(record.step, "step")
+            operation.note("redisacc.step", record.step)
         self._publisher.note_caller_has(record.version)
         return record.step, tree
 

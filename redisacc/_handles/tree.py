@@ -233,7 +233,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
         except BaseException:
             self._abandon(upload)
             raise
-        with self._telemetry.observe("apply", upload.request.worker) as operation:
+        with self._observe("apply", upload.request.worker) as operation:
             result = self._applier.commit(
                 upload,
                 whole,
@@ -242,7 +242,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
                 notes=" ".join(filter(None, (operation.trace, noted))),
                 label=self._own_label,
             )
-            operation.note_gradient(upload.layout, upload.request.local_step, result.outcome, result.global_step)
+            operation.note_gradient(upload.layout.nbytes, upload.request.local_step, result.outcome, result.global_step)
         return result
 
     def _abandon(self, upload: Upload) -> None:

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import Literal
 
 from redisacc._telemetry.traceparent import TraceParent
 
 Name = Literal["apply", "take", "recover", "compact", "publish", "wait"]
-# What the step is called: of accumulators as in TensorFlow, or of parameters.
-StepName = Literal["global_step", "step"]
-
-
-class HasBytes(Protocol):
-    """A gradient, which this layer does not know."""
-
-    @property
-    def nbytes(self) -> int:
-        """Its size in bytes."""
 
 
 class Operation:
@@ -39,11 +29,11 @@ class Operation:
         """The text with which another process links the span of this operation; "" if nothing records it."""
         return ""
 
-    def note_gradient(self, gradient: HasBytes, local_step: int, outcome: str, global_step: int) -> None:
+    def note_gradient(self, nbytes: int, local_step: int, outcome: str, global_step: int) -> None:
         """Notes whether a gradient that was sent was counted.
 
         Args:
-            gradient: the gradient.
+            nbytes: the size of the gradient in bytes.
             local_step: the step that it was computed for.
             outcome: the outcome of the ``ApplyResult``.
             global_step: the accumulator's step after it.
@@ -58,24 +48,13 @@ class Operation:
             traces: the spans that applied them, as far as they are known.
         """
 
-    def note_compacted(self, number: int) -> None:
-        """Notes how many buffered gradients one sum has replaced."""
-
-    def note_step(self, step: int, name: StepName) -> None:
-        """Notes the step that was published, or waited for, by its public name."""
+    def note(self, attribute: str, value: int) -> None:
+        """Notes what else is known of it, as an attribute of its span."""
 
 
 # What is observed where nothing records. A frequent operation that gets this one need not tell it anything.
 NOT_OBSERVED = Operation()
 
-
-class Observe(Protocol):
-    """Begins to observe an operation."""
-
-    def __call__(self, name: Name, client: str = "") -> Operation:
-        """Returns an operation that begins with its ``with`` block; NOT_OBSERVED if nothing records.
-
-        Args:
-            name: what is done.
-            client: the name of the worker, taker or publisher that does it.
-        """
+# Returns an operation that begins with its ``with`` block, NOT_OBSERVED if nothing records. It gets what is done and,
+# if it has a name, who does it: the worker, taker or publisher.
+Observe = Callable[..., Operation]

@@ -17,7 +17,7 @@ from typing import Any
 from opentelemetry import context, metrics, trace
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from redisacc._telemetry.operation import NOT_OBSERVED, HasBytes, Name, Operation, StepName
+from redisacc._telemetry.operation import NOT_OBSERVED, Name, Operation
 from redisacc._telemetry.traceparent import TraceParent
 from redisacc._text import printable
 from redisacc._version import __version__
@@ -112,10 +112,7 @@ class Target:
     """What operations of one handle have in common.
 
     Args:
-        kind: as for ``Telemetry``, as the others are.
-        name: the name in Redis.
-        is_private: whether the name was made up.
-        address: where the server is.
+        kind, name, is_private, address: as for ``observer``.
 
     Attributes:
         span_names: the name of the span of each operation.
@@ -179,11 +176,6 @@ def _metric_attributes(name: Name) -> Attributes:
 _METRIC_ATTRIBUTES: dict[Name, Attributes] = {name: _metric_attributes(name) for name in _KINDS}
 
 
-@lru_cache(maxsize=16)
-def _sent_attributes(outcome: str) -> Attributes:
-    return {**_METRIC_ATTRIBUTES["apply"], "redisacc.outcome": outcome}
-
-
 class ObservedOperation(Operation):
     """An operation with a span and metrics.
 
@@ -238,14 +230,14 @@ class ObservedOperation(Operation):
         own = self._span.get_span_context()
         return str(TraceParent(own.trace_id, own.span_id, own.trace_flags))
 
-    def note_gradient(self, gradient: HasBytes, local_step: int, outcome: str, global_step: int) -> None:
+    def note_gradient(self, nbytes: int, local_step: int, outcome: str, global_step: int) -> None:
         """Notes whether a gradient that was sent was counted."""
-        self._instruments.sent.add(1, _sent_attributes(outcome))
+        self._instruments.sent.add(1, {**_METRIC_ATTRIBUTES["apply"], "redisacc.outcome": outcome})
         if self._span.is_recording():
             self._span.set_attributes(
                 {
                     "redisacc.outcome": outcome,
-                    "messaging.message.body.size": gradient.nbytes,
+                    "messaging.message.body.size": nbytes,
                     "redisacc.local_step": local_step,
                     "redisacc.global_step": global_step,
                 }
@@ -261,13 +253,9 @@ class ObservedOperation(Operation):
                     SpanContext(found.trace_id, found.span_id, is_remote=True, trace_flags=TraceFlags(found.flags))
                 )
 
-    def note_compacted(self, number: int) -> None:
-        """Notes how many buffered gradients one sum has replaced."""
-        self._span.set_attribute("messaging.batch.message_count", number)
-
-    def note_step(self, step: int, name: StepName) -> None:
-        """Notes the step that was published, or waited for."""
-        self._span.set_attribute(f"redisacc.{name}", step)
+    def note(self, attribute: str, value: int) -> None:
+        """Notes what else is known of it."""
+        self._span.set_attribute(attribute, value)
 
 
 def _error_type(error: BaseException) -> str:

@@ -9,9 +9,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-# The length of the text in bytes.
-TRACEPARENT_BYTES = 55
-
 _TRACEPARENT = re.compile(rb"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 

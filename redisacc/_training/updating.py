@@ -197,7 +197,7 @@ class Updating:
         """Blocks until a round is granted. The arguments are those of ``take``."""
         handle = self._accumulator
         handle._lifetime.check()
-        with handle._telemetry.observe("take", handle._worker):
+        with handle._observe("take", handle._worker):
             return handle._taker.grant(
                 Quorum(min_weight=min_weight),
                 deadline=math.inf,

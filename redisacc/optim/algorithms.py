@@ -7,7 +7,7 @@ an input, so an input is not read after its output was written.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -54,9 +54,10 @@ class SGD(Optimizer):
     name: ClassVar[str] = "sgd"
 
     lr: Rate = 1e-3
-    momentum: float = field(default=0.0, kw_only=True)
-    dampening: float = field(default=0.0, kw_only=True)
-    nesterov: bool = field(default=False, kw_only=True)
+    _: KW_ONLY
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,9 +122,10 @@ class Adam(Optimizer):
     name: ClassVar[str] = "adam"
 
     lr: Rate = 1e-3
-    betas: tuple[float, float] = field(default=(0.9, 0.999), kw_only=True)
-    eps: float = field(default=1e-8, kw_only=True)
-    amsgrad: bool = field(default=False, kw_only=True)
+    _: KW_ONLY
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    amsgrad: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -177,7 +179,8 @@ class AdamW(Adam):
 
     name: ClassVar[str] = "adamw"
 
-    weight_decay: float = field(default=1e-2, kw_only=True)
+    _: KW_ONLY
+    weight_decay: float = 1e-2
 
     def _scalars(self, lr: float, weight_decay: float, updates: int) -> Scalars:
         step_size, bias, _ = super()._scalars(lr, weight_decay, updates)
@@ -209,9 +212,10 @@ class Adagrad(Optimizer):
     name: ClassVar[str] = "adagrad"
 
     lr: Rate = 1e-2
-    lr_decay: float = field(default=0.0, kw_only=True)
-    initial_accumulator_value: float = field(default=0.0, kw_only=True)
-    eps: float = field(default=1e-10, kw_only=True)
+    _: KW_ONLY
+    lr_decay: float = 0.0
+    initial_accumulator_value: float = 0.0
+    eps: float = 1e-10
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -273,10 +277,11 @@ class RMSprop(Optimizer):
     name: ClassVar[str] = "rmsprop"
 
     lr: Rate = 1e-2
-    alpha: float = field(default=0.99, kw_only=True)
-    eps: float = field(default=1e-8, kw_only=True)
-    momentum: float = field(default=0.0, kw_only=True)
-    centered: bool = field(default=False, kw_only=True)
+    _: KW_ONLY
+    alpha: float = 0.99
+    eps: float = 1e-8
+    momentum: float = 0.0
+    centered: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -347,7 +352,8 @@ class Lion(Optimizer):
     name: ClassVar[str] = "lion"
 
     lr: Rate = 1e-4
-    betas: tuple[float, float] = field(default=(0.9, 0.99), kw_only=True)
+    _: KW_ONLY
+    betas: tuple[float, float] = (0.9, 0.99)
 
     def __post_init__(self) -> None:
         super().__post_init__()

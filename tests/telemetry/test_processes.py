@@ -52,7 +52,7 @@ from redisacc._telemetry import spans
 assert spans.SDK_IS_KNOWN
 with redisacc.ConditionalAccumulator("float32", [1], "late", redis=sys.argv[1]) as acc:
     acc.apply_grad([1.0])
-    assert acc._telemetry.observe("apply") is spans.NOT_OBSERVED
+    assert acc._observe("apply") is spans.NOT_OBSERVED
     memory, reader, provider = InMemorySpanExporter(), InMemoryMetricReader(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(memory))
     for what in sys.argv[2:]:

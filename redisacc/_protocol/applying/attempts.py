@@ -31,7 +31,7 @@ from redisacc._protocol.parts.sweep import given_up_on_error, remove_parts_quiet
 from redisacc._protocol.parts.write import write_parts
 from redisacc._protocol.scripts import COUNTED, Reply, Scripts
 from redisacc._protocol.sessions import GradientRequest
-from redisacc._telemetry.telemetry import Telemetry
+from redisacc._telemetry.operation import Observe
 from redisacc._wire.sockets import Command, Pieces
 from redisacc._wire.transport import Hint, Transport
 from redisacc.errors import RedisAccError
@@ -60,7 +60,7 @@ class Way:
         keys: the keys of the accumulator, with its partitions.
         scripts: its scripts.
         spec: its specification.
-        telemetry: hears of compactions.
+        observe: begins to observe a compaction.
         inline_bytes: larger gradients are sent in parts.
         announced_bytes: a gradient of at least so many bytes is announced before its parts, and then leaves part by
             part.
@@ -72,7 +72,7 @@ class Way:
     keys: Keys
     scripts: Scripts
     spec: AccumulatorSpec
-    telemetry: Telemetry
+    observe: Observe
     inline_bytes: int
     min_replicas: int
     lease_ms: int

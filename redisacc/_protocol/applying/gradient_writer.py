@@ -144,7 +144,7 @@ class GradientWriter:
             self._transport.waits.sleep(COMPACTING_PAUSE)
             return full
         try:
-            with self._way.telemetry.observe("compact", request.worker) as operation:
+            with self._way.observe("compact", request.worker) as operation:
                 return self._compact(gradient, request, full, operation)
         except PartMissingError as error:
             if self._is_lost(error):
@@ -193,7 +193,7 @@ class GradientWriter:
             if reply.outcome == "swapped":
                 # Only this proves that nobody needs them. Any other gradient of the request that counts, or is
                 # dropped, leaves them where they are: in this round, or in one that was taken meanwhile.
-                operation.note_compacted(len(chosen))
+                operation.note("messaging.batch.message_count", len(chosen))
                 free_dropped(self._transport, self._keys, chosen)
                 reply.outcome = "applied"
             # If others took the round or buffered gradients meanwhile, this does not show what compacting can do.
