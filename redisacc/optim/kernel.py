@@ -20,9 +20,7 @@ from typing import Any
 import numpy as np
 
 from redisacc._arrays.validation import Array
-from redisacc._text import shown
-from redisacc.errors import InvalidArgumentError
-from redisacc.optim.base import Arrays, Number, Optimizer, Scalars, check_dtype
+from redisacc.optim.base import Arrays, Number, Optimizer, Scalars
 
 # The bytes of each array that are updated together. Half of it is slower by a tenth, because calls of numpy take a
 # noticeable share of the time; in one piece, Adam takes up to twice as long, because nothing stays in the cache.
@@ -60,17 +58,33 @@ def update_part(
         clip: what the mean is multiplied by then, from ``optimizer.clip_scale``. With NaN, all weights become NaN.
         out_weights: where the new weights go.
         out_state: where the new state goes, an array for each slot.
-
-    Raises:
-        InvalidArgumentError: an array has another dtype or shape.
     """
-    arrays = Arrays(weights, gradient, state, out_weights, out_state)
-    _check(optimizer, arrays)
-    if weights.ndim != 1 or gradient.shape != weights.shape:
-        raise InvalidArgumentError(
-            f"weights and gradient must be vectors of one length, not of shapes {weights.shape} and {gradient.shape}"
-        )
-    _update(optimizer, arrays, scalars, divisor, clip)
+    dtype = weights.dtype
+    number = dtype.type
+    # Infinities and NaN come from the callers' gradients: they are results, and no reason for numpy to warn.
+    with np.errstate(all="ignore"):
+        by = _divisor(divisor, dtype)
+        scale = None if clip == 1 else number(clip)
+        step = optimizer._step(scalars, number)
+        average = None if optimizer.ema is None else lerp(number(1 - optimizer.ema), number)
+        size = BLOCK_BYTES // dtype.itemsize
+        scratch = list(np.empty((3, min(size, weights.size)), dtype))
+        for start in range(0, weights.size, size):
+            stop = start + size
+            g = gradient[start:stop]
+            if len(g) < len(scratch[0]):
+                scratch = [each[: len(g)] for each in scratch]
+            if by is not None:
+                g = np.divide(g, by, out=scratch[0])
+            if scale is not None:
+                g = np.multiply(g, scale, out=scratch[0])
+            if optimizer.maximize:
+                g = np.negative(g, out=scratch[0])
+            old, new = [each[start:stop] for each in state], [each[start:stop] for each in out_state]
+            block = Arrays(weights[start:stop], g, old, out_weights[start:stop], new)
+            step(block, scratch)
+            if average is not None:
+                average(old[-1], block.out, new[-1], scratch[0])
 
 
 def updated_rows(
@@ -89,7 +103,7 @@ def updated_rows(
     Args:
         optimizer: the optimizer.
         weights: the weights ``[rows, *row]``.
-        indices: strictly increasing row numbers, int64 ``[n]``.
+        indices: strictly increasing numbers of rows that there are, int64 ``[n]``.
         values: the sum of gradients ``[n, *row]``.
         state: an array of the shape of the weights for each of ``optimizer.slots``.
         scalars: the numbers of this step for the group.
@@ -98,23 +112,7 @@ def updated_rows(
 
     Returns:
         The rows ``[n, *row]`` of the weights, and those of each slot, in new memory. Nothing else changes.
-
-    Raises:
-        InvalidArgumentError: an array has another dtype or shape, or an index is out of bounds or not above the one
-            before it.
     """
-    _check(optimizer, Arrays(weights, values, state, weights, state))
-    if not weights.ndim or values.shape != (*indices.shape, *weights.shape[1:]) or indices.ndim != 1:
-        raise InvalidArgumentError(
-            f"rows of shape {values.shape} with indices of shape {indices.shape} do not fit weights of shape "
-            f"{weights.shape}"
-        )
-    if len(indices) and (indices.dtype.kind not in "iu" or not 0 <= indices[0] <= indices[-1] < len(weights)):
-        raise InvalidArgumentError(f"indices must be integers in [0, {len(weights) - 1}], not {shown(indices)}")
-    if not np.logical_and.reduce(indices[1:] > indices[:-1]):
-        raise InvalidArgumentError(f"indices must be strictly increasing, unlike {shown(indices)}")
-    if isinstance(divisor, np.ndarray) and divisor.shape != indices.shape:
-        raise InvalidArgumentError(f"divisor must have shape {indices.shape}, like the indices: {divisor.shape}")
     found = [np.empty(values.shape, weights.dtype) for _ in (weights, *state)]
     at_once = max(1, BLOCK_BYTES // (weights.itemsize * max(math.prod(weights.shape[1:]), 1)))
     for start in range(0, len(indices), at_once):
@@ -125,11 +123,21 @@ def updated_rows(
             rows = _mean_of_rows(rows, divisor[block])
         else:
             whole = divisor
-        # "clip": the indices are checked, and numpy would use further memory otherwise.
+        # "clip": every index is that of a row, and numpy would use further memory otherwise.
         for array, new in zip((weights, *state), found, strict=True):
             array.take(indices[block], axis=0, out=new[block], mode="clip")
         of_rows, *flat = [new[block].reshape(-1) for new in found]
-        _update(optimizer, Arrays(of_rows, rows.reshape(-1), flat, of_rows, flat), scalars, whole, clip)
+        update_part(
+            optimizer,
+            of_rows,
+            rows.reshape(-1),
+            flat,
+            scalars=scalars,
+            divisor=whole,
+            clip=clip,
+            out_weights=of_rows,
+            out_state=flat,
+        )
     return found
 
 
@@ -145,11 +153,7 @@ def sum_of_squares(gradient: Array, divisor: float | Array = 1) -> float:
     Args:
         gradient: a sum of gradients, float32 or float64, of any shape, read in C order.
         divisor: what the mean divides the sum by; or, for each row, the number of gradients that had it.
-
-    Raises:
-        InvalidArgumentError: the gradient has another dtype.
     """
-    check_dtype(gradient.dtype, "the gradient")
     if isinstance(divisor, np.ndarray):
         gradient, divisor = _mean_of_rows(gradient, divisor), 1
     flat = gradient.reshape(-1)
@@ -172,25 +176,6 @@ def sum_of_squares(gradient: Array, divisor: float | Array = 1) -> float:
     return float(sums[0])
 
 
-def _check(optimizer: Optimizer, arrays: Arrays) -> None:
-    """Checks dtypes, the number of slots, and all shapes but that of the gradient."""
-    weights, gradient, state, out, to = arrays
-    check_dtype(weights.dtype, "the weights")
-    if not len(state) == len(to) == len(optimizer.slots):
-        raise InvalidArgumentError(
-            f"state and out_state must have an array for each of {list(optimizer.slots)}, not {len(state)} and "
-            f"{len(to)}"
-        )
-    if gradient.dtype != weights.dtype:
-        raise InvalidArgumentError(f"the gradient must be {weights.dtype}, like the weights, not {gradient.dtype}")
-    for array in (out, *state, *to):
-        if array.dtype != weights.dtype or array.shape != weights.shape:
-            raise InvalidArgumentError(
-                f"weights, state and outputs must all be {weights.dtype} of shape {weights.shape}, not "
-                f"{array.dtype} of shape {array.shape}"
-            )
-
-
 def _divisor(divisor: float, dtype: np.dtype[Any]) -> Any:
     """Returns the divisor in the dtype of the sum, or None if there is nothing to divide, as in a take."""
     if (isinstance(divisor, int) and divisor <= 1) or divisor == 1:
@@ -204,36 +189,6 @@ def _mean_of_rows(rows: Array, counts: Array) -> Array:
     with np.errstate(all="ignore"):
         mean: Array = rows / divisors
     return mean
-
-
-def _update(optimizer: Optimizer, arrays: Arrays, scalars: Scalars, divisor: float, clip: float) -> None:
-    weights, gradient, state, out, to = arrays
-    dtype = weights.dtype
-    number = dtype.type
-    # Infinities and NaN come from the callers' gradients: they are results, and no reason for numpy to warn.
-    with np.errstate(all="ignore"):
-        by = _divisor(divisor, dtype)
-        scale = None if clip == 1 else number(clip)
-        step = optimizer._step(scalars, number)
-        average = None if optimizer.ema is None else lerp(number(1 - optimizer.ema), number)
-        size = BLOCK_BYTES // dtype.itemsize
-        scratch = list(np.empty((3, min(size, weights.size)), dtype))
-        for start in range(0, weights.size, size):
-            stop = start + size
-            g = gradient[start:stop]
-            if len(g) < len(scratch[0]):
-                scratch = [each[: len(g)] for each in scratch]
-            if by is not None:
-                g = np.divide(g, by, out=scratch[0])
-            if scale is not None:
-                g = np.multiply(g, scale, out=scratch[0])
-            if optimizer.maximize:
-                g = np.negative(g, out=scratch[0])
-            old, new = [each[start:stop] for each in state], [each[start:stop] for each in to]
-            block = Arrays(weights[start:stop], g, old, out[start:stop], new)
-            step(block, scratch)
-            if average is not None:
-                average(old[-1], block.out, new[-1], scratch[0])
 
 
 # What optimizers do to a block, in scratch memory: a, b.
