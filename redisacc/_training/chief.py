@@ -125,8 +125,8 @@ class Chief(Reconciliation):
             an error is raised after a few seconds.
         accumulator: options of the ``TreeAccumulator`` of the gradients, as a dict:
 
-            - ``sparse``: the paths of leaves whose gradients are rows (``IndexedSlices``). For a single array: True or
-              False.
+            - ``sparse``: the paths of leaves whose gradients are rows (``IndexedSlices``). A single array has the path
+              ".".
             - ``reduction_type``: "MEAN" (or None) or "SUM".
             - ``order``: the order in which the gradients of a step are added: "worker" for ascending ``Worker.number``,
               so that a run always gives the same bits, whatever is killed, as long as its gradients are the same and

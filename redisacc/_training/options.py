@@ -61,7 +61,7 @@ class Checkpoints:
 class GradientOptions(TypedDict, total=False):
     """What a run passes on to the accumulator of its gradients. ``Chief`` describes each of them."""
 
-    sparse: Collection[str] | bool
+    sparse: Collection[str]
     finite: Finite
     reduction_type: str | None
     order: Order | None

@@ -13,8 +13,8 @@ from redisacc._arrays.validation import Array
 from redisacc._checkpoints.file import Checkpoint
 from redisacc._clock import clock, durations
 from redisacc._format.keys import ParameterKeys
-from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.environment import Place
+from redisacc._handles.tree import TreeAccumulator
 from redisacc._log import inform
 from redisacc._protocol.parameters.marks import whereabouts
 from redisacc._protocol.parameters.publisher import schema_of
@@ -25,7 +25,7 @@ from redisacc._protocol.waiting.wait import WaitLog
 from redisacc._text import shown
 from redisacc._training.checkpointer import Checkpointer
 from redisacc._training.decision import ENDS, Action, View, next_action, source_of
-from redisacc._training.gradients import has_no_gradients, open_gradients
+from redisacc._training.gradients import has_no_gradients
 from redisacc._training.loss import Inquiry, give_up
 from redisacc._training.options import Checkpoints, GradientOptions
 from redisacc._training.participant import Participant
@@ -138,7 +138,7 @@ class Reconciliation(Participant):
         self._last: int | None = None
         # What is known; replies keep it current, and after a surprise, it is to be looked at again.
         self._view, self._must_look = View(lease="none"), True
-        self._accumulator: ConditionalAccumulatorBase[Any] | None = None
+        self._accumulator: TreeAccumulator | None = None
         # The round that this process has.
         self._found: Any = None
         # Whether the accumulator was there after the weights had been published, so that no loss took it alone.
@@ -362,17 +362,19 @@ class Reconciliation(Participant):
         self._view.lease = "held"
 
     def _open(self) -> None:
-        gradients = self._options.gradients
+        gradients: Any = {**self._options.gradients}
+        sparse = gradients.pop("sparse", None) or ()
         if gradients.get("order") is None and has_no_gradients(self._transport, self.shared_name):
-            gradients = {**gradients, "order": "worker"}
+            gradients["order"] = "worker"
         self._accumulator = handle = self._opened.enter_context(
-            open_gradients(
-                self.shared_name,
+            TreeAccumulator.like(
                 self._schema.stand_in(),
-                gradients,
+                self.shared_name,
+                sparse=sparse,
                 redis=self._options.redis,
                 worker="chief",
                 once_per_worker=True,
+                **gradients,
             )
         )
         self._weights.reopen(handle)

@@ -80,8 +80,8 @@ class Upload:
     A part of the gradient is sent as soon as you have put all leaves in it, while you compute the others. The gradient
     counts only after ``commit``. The end of a ``with`` block abandons an upload that was not committed.
 
-    Gradients of less than 512 KiB, of parameters with sparse leaves, and of a single array are only collected;
-    ``commit`` then applies them as ``apply`` does.
+    Gradients of less than 512 KiB, and of parameters with sparse leaves, are only collected; ``commit`` then applies
+    them as ``apply`` does.
 
     Example:
         >>> import numpy as np
@@ -101,7 +101,7 @@ class Upload:
 
     def __init__(
         self,
-        spec: AccumulatorSpec | None,
+        spec: AccumulatorSpec,
         streamed: Streamed | None,
         commit: Callable[[Given], ApplyResult],
         abandon: Callable[[], object],
@@ -137,7 +137,7 @@ class Upload:
         """Adds the gradient of a leaf. Never blocks on the network. Any thread may call it, in any order of the leaves.
 
         Args:
-            path: the path of the leaf, such as "layers/0/w"; "" if the parameters are a single array.
+            path: the path of the leaf, such as "layers/0/w"; "." if the parameters are a single array.
             array: its gradient, as in the tree for ``apply``: an array, for a sparse leaf ``IndexedSlices``, or None if
                 there is no gradient. An array of the leaf's dtype that is contiguous is not copied, so do not write to
                 it before ``commit`` or ``abandon`` has returned.
@@ -158,10 +158,6 @@ class Upload:
             self._streamed.put(number, elements)
 
     def _checked(self, path: str, array: Any) -> tuple[int, Any]:
-        if self._spec is None:
-            if path != "":
-                raise InvalidArgumentError(f'the parameters are a single array, so path must be "", not {shown(path)}')
-            return 0, None
         paths = self._spec.structure.numbers
         if not isinstance(path, str) or path not in paths:
             raise InvalidArgumentError(
@@ -198,8 +194,6 @@ class Upload:
             if self._has_ended:
                 raise InvalidArgumentError("this upload has ended: begin another one")
             self._has_ended = True
-        if self._spec is None:
-            return self._commit(Given(self._values[0], weight, metrics))
         leaves = self._spec.leaves
         if self._streamed is not None and not missing and self._spec.missing == "skip":
             there = [self._values[number] is not None for number in range(len(leaves))]
@@ -214,8 +208,7 @@ class Upload:
             )
 
     def _missing(self) -> str:
-        paths = ("",) if self._spec is None else self._spec.structure.paths
-        missing = [path for number, path in enumerate(paths) if number not in self._values]
+        missing = [path for number, path in enumerate(self._spec.structure.paths) if number not in self._values]
         if not missing:
             return ""
         return (

@@ -33,14 +33,9 @@ from redisacc._protocol.rounds.who_contributed import (
 )
 from redisacc._protocol.scripts import StaleSequenceError
 from redisacc._protocol.waiting.wait import WaitLog, until
+from redisacc._text import shown
 from redisacc._training.decision import Found, Next, next_of_follower
-from redisacc._training.gradients import (
-    apply_gradient,
-    gradient_as_encoded,
-    has_no_gradients,
-    no_gradient,
-    warn_of_skip,
-)
+from redisacc._training.gradients import has_no_gradients, no_gradient, warn_of_skip
 from redisacc._training.loss import Claimant
 from redisacc._training.options import SKIP, Finite, checked_finite
 from redisacc._training.participant import Participant
@@ -186,7 +181,7 @@ class Worker(Participant):
         self._ahead = PartsAhead(self._transport)
         self._opened.callback(self._ahead.close)
         self._parameters._reader.fetch_ahead(self._ahead)
-        self._accumulator: Any = None
+        self._accumulator: TreeAccumulator | None = None
         self._upload = OpenUpload()
         self._claimant = Claimant(self._transport, self._parameters, self._place)
         self._lease.on_missing = self._claimant.claim_quietly
@@ -511,9 +506,8 @@ class Worker(Participant):
         with this number, only the first gradient counts.
 
         Args:
-            gradient: a tree like the parameters, as ``TreeAccumulator.apply_grad`` takes it. If the parameters are a
-                single array: an array, or for a sparse one ``IndexedSlices`` or a tuple of indices and values. Do not
-                write to it before the next step.
+            gradient: a tree like the parameters, as ``TreeAccumulator.apply_grad`` takes it. Do not write to it before
+                the next step.
             weight: factor applied to the gradient, and its share in the mean: 0 to leave it out, as ``skip`` does; else
                 a number in [1.2e-38, 3.4e38], such as the number of examples whose mean the gradient is. Integer dtypes
                 accept 1 only, and 0 in sums.
@@ -555,7 +549,7 @@ class Worker(Participant):
             RedisAccError: as ``apply``.
         """
         step = self._started("skip()")
-        nothing, weight = self._made(lambda: no_gradient(self._gradients()), "to open the accumulator")
+        nothing, weight = self._made(lambda: no_gradient(self._gradients()._spec), "to open the accumulator")
         given = Given(nothing, weight, None)
         result = self._apply(given, step)
         self._applied = given
@@ -600,10 +594,7 @@ class Worker(Participant):
         """
         step = self._started("begin()")
         gradients = self._made(self._gradients, "to open the accumulator")
-        spec = None
-        if isinstance(gradients, TreeAccumulator):
-            spec = gradients._spec
-            self._patience.call(lambda: self._upload.begin(gradients, step), "to begin an upload")
+        self._patience.call(lambda: self._upload.begin(gradients, step), "to begin an upload")
         streamed = self._upload.streamed
 
         def commit(given: Given) -> ApplyResult:
@@ -620,7 +611,7 @@ class Worker(Participant):
             # An incomplete gradient is of a step that is over.
             return apply() if given.missing else self._kept(given, apply)
 
-        return Upload(spec, streamed, commit, partial(self._upload.end_if, streamed))
+        return Upload(gradients._spec, streamed, commit, partial(self._upload.end_if, streamed))
 
     def as_encoded(self, gradient: Any, *, weight: float = 1.0) -> Any:
         """Returns a gradient as the round gets it: the same, or rounded if ``encoding`` applies.
@@ -634,7 +625,7 @@ class Worker(Participant):
                 buffered, and is then encoded.
 
         Returns:
-            A tree like the chief's gradients, an array, or ``IndexedSlices``, in its own memory.
+            A tree like the chief's gradients, in its own memory.
 
         Raises:
             InvalidArgumentError: the gradient is invalid.
@@ -642,7 +633,7 @@ class Worker(Participant):
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
         gradients = self._made(self._gradients, "to open the accumulator")
-        return gradient_as_encoded(gradients, gradient, weight)
+        return gradients.as_encoded(gradient, weight=weight)
 
     def _keep_text(self, text: str) -> None:
         """Sends what the program keeps with the next gradient."""
@@ -665,7 +656,7 @@ class Worker(Participant):
             if given.missing:
                 # The upload was over, and is lost now.
                 return ApplyResult("stale", gradients.global_step(), gradients.num_accumulated())
-            return apply_gradient(gradients, given.gradient, given.weight, step, given.metrics)
+            return gradients.apply_grad(given.gradient, step, weight=given.weight, metrics=given.metrics)
 
         while True:
             try:
@@ -682,7 +673,7 @@ class Worker(Participant):
                 # The gradient belongs to parameters that nobody continues. The loop gets others.
                 return ApplyResult("stale", published or 0, 0)
 
-    def _gradients(self) -> Any:
+    def _gradients(self) -> TreeAccumulator:
         """Returns the accumulator, and opens it first if it is not open yet.
 
         Raises:
@@ -699,6 +690,8 @@ class Worker(Participant):
             )
             with ExitStack() as on_failure:
                 on_failure.callback(opened.close)
+                if not isinstance(opened, TreeAccumulator):
+                    raise InvalidArgumentError(f"{shown(self.shared_name)} is no run: its accumulator is {opened!r}")
                 # If the server goes back to older data, no round gets gradients of weights that are lost.
                 opened._applier.once = 2
                 # A gradient must not reach the accumulator of another training that was begun under this name since.

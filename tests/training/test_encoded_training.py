@@ -87,7 +87,7 @@ def test_a_state_that_does_not_fit(training, client, exact):
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_what_a_worker_sends_of_a_single_array(training, sparse):
-    chief = training.chief(np.zeros((50, 100), np.float32), sparse=sparse)
+    chief = training.chief(np.zeros((50, 100), np.float32), sparse=["."] * sparse)
     worker = training.worker(encoding="int8")
     next(worker.steps())
     rows = np.random.default_rng(1).standard_normal((50, 100)).astype(np.float32)

@@ -17,7 +17,7 @@ SIZE = 20_000
 
 @pytest.mark.parametrize("form", ["dense", "slices", "pair"])
 def test_a_single_array(training, form):
-    chief = training.chief(np.zeros((4, 2), np.int64), sparse=form != "dense")
+    chief = training.chief(np.zeros((4, 2), np.int64), sparse=[] if form == "dense" else ["."])
     rows = np.full((1, 2), 7)
     gradients = {
         "dense": np.full((4, 2), 7),
@@ -266,8 +266,8 @@ def test_another_model_under_the_name_is_refused(training, parameters, options, 
         (None, {"workers": 0}, "workers"),
         (None, {"workers": None}, "REDISACC_WORKERS"),
         (None, {"patience": -1}, "patience"),
-        (None, {"sparse": True}, "paths of sparse leaves of a tree"),
-        (np.zeros(2), {"sparse": ["w"]}, "must be True or False"),
+        (None, {"sparse": True}, "sparse must be a collection of paths"),
+        (np.zeros(2), {"sparse": ["w"]}, r"The paths are \('\.',\)"),
         (None, {"sparse": ["v"]}, "v"),
         ("text", {}, "not <U4"),
         ({}, {}, "leaf|leaves|empty"),

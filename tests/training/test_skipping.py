@@ -39,7 +39,7 @@ def test_the_mean_is_that_of_the_others(training, background, size, order, how):
 @pytest.mark.parametrize("kind", ["dense", "sparse", "rows of a tree", "integers"])
 def test_each_kind_of_gradient(training, background, kind):
     model = np.zeros((4, 2), np.int64 if kind == "integers" else np.float32)
-    options = {} if kind in ("dense", "integers") else {"sparse": True}
+    options = {} if kind in ("dense", "integers") else {"sparse": ["."]}
     if kind == "rows of a tree":
         model, options = {"w": model}, {"sparse": ["w"]}
     chief = training.chief(model, workers=2, **options)
