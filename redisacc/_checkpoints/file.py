@@ -8,7 +8,8 @@ complex128 is stored as pairs of float64, and quantised integers as integers; th
 
 The format is so simple that files are read and written here. Its library reads no bfloat16 into numpy and no addresses.
 It writes to a temporary file whose name only it knows, which nobody removes after a kill, and which only its user may
-read; it reports a full disk as no OSError; and here the bytes are hashed on their way.
+read; it reports a full disk as no OSError; and here the bytes are hashed on their way. The metadata begin with that
+hash, of the whole file with zeros in its place.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ _LARGEST_HEADER = 100_000_000
 
 PARAMETERS, STATE = "parameters", "state"
 
+HASH, _NO_HASH = "sha256", b"0" * 64
+
 # After this many seconds without a change, a temporary file counts as a leftover although its process may be on another
 # machine. If that process lives after all, its write fails, and the next one succeeds.
 ABANDONED = 3600.0
@@ -73,19 +76,20 @@ class Checkpoint:
     kept: str = ""
 
 
-def write_file(path: Place, checkpoint: Checkpoint) -> tuple[int, str]:
+def write_file(path: Place, checkpoint: Checkpoint) -> int:
     """Writes a checkpoint, so that after a crash at any moment there is the whole file under this name, or none.
 
     A file that is there is replaced.
 
     Returns:
-        The size of the file in bytes, and the SHA-256 hash of its contents, in hexadecimal.
+        The size of the file in bytes.
 
     Raises:
         OSError: it cannot be written. Nothing of it is left.
         CorruptDataError: what was written cannot be read.
     """
-    metadata = {"format": f"redisacc {FORMAT}", "name": checkpoint.name, "step": str(checkpoint.step)}
+    metadata = {HASH: _NO_HASH.decode(), "format": f"redisacc {FORMAT}", "name": checkpoint.name}
+    metadata["step"] = str(checkpoint.step)
     if checkpoint.kept:
         metadata["kept"] = checkpoint.kept
     tensors: list[tuple[str, Leaf, Array]] = []
@@ -99,16 +103,19 @@ def write_file(path: Place, checkpoint: Checkpoint) -> tuple[int, str]:
     # Programs that map the file into memory find every element at a multiple of its size.
     tensors.sort(key=lambda tensor: (-tensor[1].stored.itemsize, tensor[0]))
     pieces: Iterator[bytes | memoryview] = (leaf.bytes_of(array).data for _, leaf, array in tensors)
-    hashed, size = hashlib.sha256(), 0
+    header, hashed = _header(metadata, tensors), hashlib.sha256()
     with replaced_file(path) as file:
-        for piece in itertools.chain([_header(metadata, tensors)], pieces):
+        for piece in itertools.chain([header], pieces):
             file.write(piece)
             hashed.update(piece)
-            size += len(piece)
+        size = file.tell()
+        file.seek(header.index(_NO_HASH))
+        file.write(hashed.hexdigest().encode())
         file.flush()
         # It also compares the size of the file with its header.
-        _read(Path(file.name))
-    return size, hashed.hexdigest()
+        with _opened(Path(file.name)):
+            pass
+    return size
 
 
 @contextlib.contextmanager
@@ -207,67 +214,50 @@ def _described(leaf: Leaf) -> dict[str, Any]:
     return {"dtype": _TYPES.get(dtype.name) or f"{dtype.kind.upper()}{8 * dtype.itemsize}", "shape": [*shape]}
 
 
-def hash_of(path: Place) -> str:
-    """Returns the SHA-256 hash of a file's contents, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+@contextlib.contextmanager
+def _opened(path: Place) -> Iterator[tuple[Any, int, Mapping[str, str], dict[str, Any], Any]]:
+    """Opens a file, and reads its header. The size that it gives is compared with the file's.
 
-
-def name_in(path: Place) -> str | None:
-    """Returns the name of the run in a checkpoint of any version; None if the file is none.
+    Yields:
+        The file, and how many bytes follow; the metadata; what the header says of each tensor; and the header's hash.
 
     Raises:
         OSError: the file cannot be read.
-    """
-    try:
-        metadata, _ = _read(path)
-    except CorruptDataError:
-        return None
-    return metadata.get("name") if metadata.get("format", "").startswith("redisacc ") else None
-
-
-def check_format(path: Place) -> Mapping[str, str]:
-    """Returns the metadata of a checkpoint.
-
-    Raises:
-        OSError: the file cannot be read.
-        CorruptDataError: the file is damaged, or this version does not read it.
-    """
-    metadata, _ = _read(path)
-    _check_format(path, metadata)
-    return metadata
-
-
-def _check_format(path: Place, metadata: Mapping[str, str]) -> None:
-    if metadata.get("format") != f"redisacc {FORMAT}":
-        raise CorruptDataError(f"{path} is no checkpoint of redisacc that this version reads")
-
-
-def _read(path: Place, *, whole: bool = False) -> tuple[Mapping[str, str], dict[str, tuple[Any, memoryview]]]:
-    """Reads a file, or only its header. The size that it gives is compared with the file's.
-
-    Returns:
-        The metadata; and if the whole file is read, what the header says of each tensor, and its bytes, by name.
+        CorruptDataError: it is damaged, or the block has raised ValueError or the like.
     """
     try:
         with path.open("rb") as file:
-            start = 8 + int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(start - 8, _LARGEST_HEADER)))
-            metadata = header.pop("__metadata__", {})
-            places = {name: each.pop("data_offsets") for name, each in header.items()}
-            end = start + max([last for _, last in places.values()], default=0)
+            header = file.read(8)
+            header += file.read(min(int.from_bytes(header, "little"), _LARGEST_HEADER))
+            tensors = json.loads(header[8:])
+            metadata = tensors.pop("__metadata__", {})
+            size = max([each["data_offsets"][1] for each in tensors.values()], default=0)
+            end = len(header) + size
             if file.seek(0, os.SEEK_END) != end or not all(isinstance(each, str) for each in metadata.values()):
                 raise ValueError(f"it must have {end} bytes, and texts in its metadata")
-            if not whole:
-                return metadata, {}
-            file.seek(start)
-            # A bytearray may be written to.
-            data = memoryview(bytearray(end - start))
-            if file.readinto(data) != len(data):
-                raise ValueError("it has become shorter")
-        return metadata, {name: (header[name], data[first:last]) for name, (first, last) in places.items()}
+            file.seek(len(header))
+            hashed = hashlib.sha256(header.replace(metadata.get(HASH, "").encode(), _NO_HASH, 1))
+            yield file, size, metadata, tensors, hashed
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptDataError(f"{path} is damaged, or no file of safetensors: {shown(str(error))}") from None
+
+
+def name_in(path: Place) -> str | None:
+    """Returns the name of the run in a checkpoint of any version; None if the file is none, or cannot be read."""
+    try:
+        with _opened(path) as (_, _, metadata, *_):
+            return metadata.get("name") if metadata.get("format", "").startswith("redisacc ") else None
+    except (CorruptDataError, OSError) as error:
+        if interrupt_in(error) is not None:
+            raise
+        return None
+
+
+def check_file(path: Place) -> str | None:
+    """Returns the name of the run in a checkpoint. Raises what ``read_file`` does, and needs no memory for arrays."""
+    with _opened(path) as (file, _, metadata, _, hashed):
+        _check(metadata, hashlib.file_digest(file, lambda: hashed))
+        return metadata.get("name")
 
 
 def read_file(path: Place) -> Checkpoint:
@@ -275,23 +265,31 @@ def read_file(path: Place) -> Checkpoint:
 
     Raises:
         OSError: the file cannot be read.
-        CorruptDataError: the file is damaged, or redisacc did not write it.
+        CorruptDataError: the file is damaged, or this version of redisacc did not write it.
     """
-    metadata, found = _read(path, whole=True)
-    _check_format(path, metadata)
-    try:
+    with _opened(path) as (file, size, metadata, tensors, hashed):
+        # A bytearray may be written to.
+        data = memoryview(bytearray(size))
+        file.readinto(data)
+        hashed.update(data)
+        _check(metadata, hashed)
         step = int(metadata["step"])
         if not -(2**63) <= step < 2**63:
             raise ValueError(f"step {step} is no int64")
-        parameters = _tree(PARAMETERS, metadata, found)
-        state = _tree(STATE, metadata, found) if STATE in metadata else None
+        parameters = _tree(PARAMETERS, metadata, tensors, data)
+        state = _tree(STATE, metadata, tensors, data) if STATE in metadata else None
         parse_kept(kept := metadata.get("kept", ""))
-    except (KeyError, ValueError) as error:
-        raise CorruptDataError(f"{path} is damaged: {shown(str(error))}") from None
-    return Checkpoint(metadata.get("name", ""), step, parameters, state, kept)
+        return Checkpoint(metadata.get("name", ""), step, parameters, state, kept)
 
 
-def _tree(what: str, metadata: Mapping[str, str], found: Mapping[str, tuple[Any, memoryview]]) -> Any:
+def _check(metadata: Mapping[str, str], hashed: Any) -> None:
+    if metadata.get("format") != f"redisacc {FORMAT}":
+        raise ValueError("it is no checkpoint of redisacc that this version reads")
+    if hashed.hexdigest() != metadata.get(HASH):
+        raise ValueError(f"its contents do not have the hash {metadata.get(HASH)}")
+
+
+def _tree(what: str, metadata: Mapping[str, str], tensors: Mapping[str, Any], data: memoryview) -> Any:
     """Returns the parameters or the state.
 
     Raises:
@@ -301,12 +299,14 @@ def _tree(what: str, metadata: Mapping[str, str], found: Mapping[str, tuple[Any,
     schema = Schema.parse(metadata[what])
     arrays = []
     for path, leaf in zip(schema.structure.paths, schema.leaves, strict=True):
-        described, data = found[f"{what}/{path}"]
-        if described != _described(leaf) or len(data) != leaf.nbytes:
+        described = tensors[f"{what}/{path}"]
+        first, last = described.pop("data_offsets")
+        values = data[first:last]
+        if described != _described(leaf) or len(values) != leaf.nbytes:
             raise ValueError(
-                f"{path} has {len(data)} bytes and {described} instead of {leaf.nbytes} and {_described(leaf)}"
+                f"{path} has {len(values)} bytes and {described} instead of {leaf.nbytes} and {_described(leaf)}"
             )
-        if leaf.dtype == "bool" and np.frombuffer(data, np.uint8).max(initial=0) > 1:
+        if leaf.dtype == "bool" and np.frombuffer(values, np.uint8).max(initial=0) > 1:
             raise ValueError(f"{path} holds bytes that are no booleans")
-        arrays.append(np.frombuffer(data, leaf.stored).view(leaf.given).reshape(leaf.shape))
+        arrays.append(np.frombuffer(values, leaf.stored).view(leaf.given).reshape(leaf.shape))
     return schema.structure.build(arrays)

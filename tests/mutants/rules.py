@@ -368,9 +368,9 @@ RULES = (
     ),
     Rule(
         "A damaged checkpoint is passed over",
-        "redisacc/_checkpoints/folder.py",
-        "if self.sha256 is not None and hash_of(self.path) != self.sha256:",
-        "if self.sha256 is not None and not self.sha256:",
+        "redisacc/_checkpoints/file.py",
+        "if hashed.hexdigest() != metadata.get(HASH):",
+        "if not metadata.get(HASH):",
         "tests/unit/test_checkpoint_files.py -k 'damaged_checkpoints or not_the_latest'",
     ),
     # Processes and servers.

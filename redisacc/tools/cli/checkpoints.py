@@ -44,9 +44,9 @@ def checkpoint(*, name: str, file: str) -> None:
     found = read_published(transport, keys.name)
     if found is None:
         fail(f"nothing has been published under the name {printable(keys.name)}", NOT_FOUND)
-    nbytes, sha256 = write_file(place_of(file), found)
+    nbytes = write_file(place_of(file), found)
     report(
-        {"file": file, "step": found.step, "bytes": nbytes, "sha256": sha256},
+        {"file": file, "step": found.step, "bytes": nbytes},
         f"wrote step {found.step} of {printable(keys.name)} to {printable(file)}: {bytes_text(nbytes)}",
     )
 
