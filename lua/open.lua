@@ -20,7 +20,7 @@
 -- ARGV buffer_limit    text     bytes that the buffered gradients of a round may have in total
 -- ARGV once_per_worker text     "1" if a round accepts one gradient of each worker only, else "0"
 -- ARGV max_staleness   text     how many steps a gradient's local_step may be below the global step
--- ARGV staleness_weight text    "constant", "inverse_sqrt", or a factor for each staleness, with commas between them
+-- ARGV staleness_weight text    "constant" or "inverse_sqrt": the factor for late gradients
 -- ARGV normalize       text     "weights" or "count": the divisor of "MEAN"
 -- ARGV order           text     "arrival" or "worker": the order in which the gradients of a round are added
 -- ARGV partitions      text     the numbers of the slots that hold the parts of gradients, such as "0,1,4"; "" if that

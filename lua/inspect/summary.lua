@@ -93,8 +93,7 @@ if max_staleness then
   say('gradients may be up to %s steps late; steps:gradients in this round: %s', max_staleness, staleness or 'none')
 end
 if staleness_weight then
-  local is_long = #staleness_weight > 80
-  say('weights by staleness: %s%s', string.sub(staleness_weight, 1, 80), is_long and '...' or '')
+  say('weights by staleness: %s', string.sub(staleness_weight, 1, 80))
 end
 
 if fields[22] then

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
-
-import numpy as np
 
 from redisacc._arrays import validation
 from redisacc._text import shown
@@ -16,8 +13,8 @@ from redisacc.errors import InvalidArgumentError
 LEAST_WEIGHT = 2.0**-126
 MOST_WEIGHT = (2 - 2.0**-23) * 2.0**127
 
-# The factor by which staleness changes the weight of a gradient: 1, 1/sqrt(1 + staleness), or a factor for each.
-StalenessWeight = Literal["constant", "inverse_sqrt"] | Sequence[float]
+# The factor by which staleness changes the weight of a gradient: 1, or 1/sqrt(1 + staleness).
+StalenessWeight = Literal["constant", "inverse_sqrt"]
 
 CONSTANT: Literal["constant"] = "constant"
 INVERSE_SQRT: Literal["inverse_sqrt"] = "inverse_sqrt"
@@ -57,10 +54,8 @@ def is_nothing(number: int, weight: float | None) -> bool:
     return weight is not None and weight <= number * LEAST_WEIGHT
 
 
-def checked_staleness_weight(
-    value: object, most: int, *, can_weigh: bool
-) -> Literal["constant", "inverse_sqrt"] | tuple[float, ...]:
-    """Returns the rule by which staleness changes weights: "constant", "inverse_sqrt", or a factor for each staleness.
+def checked_staleness_weight(value: object, most: int, *, can_weigh: bool) -> StalenessWeight:
+    """Returns the rule by which staleness changes weights.
 
     Args:
         value: what the caller has given.
@@ -72,33 +67,15 @@ def checked_staleness_weight(
     """
     if isinstance(value, str) and value == CONSTANT:
         return CONSTANT
-    rule: Literal["constant", "inverse_sqrt"] | tuple[float, ...]
-    if isinstance(value, str) and value == INVERSE_SQRT:
-        rule = INVERSE_SQRT
-    elif isinstance(value, np.ndarray) and value.ndim == 1:
-        rule = _factors(value.tolist())
-    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        rule = _factors(value)
-    else:
-        raise InvalidArgumentError(
-            f"staleness.weight must be 'constant', 'inverse_sqrt' or a sequence of most + 1 numbers, not {shown(value)}"
-        )
+    if not (isinstance(value, str) and value == INVERSE_SQRT):
+        raise InvalidArgumentError(f"staleness.weight must be 'constant' or 'inverse_sqrt', not {shown(value)}")
     if not most:
         raise InvalidArgumentError(
             f"staleness.weight={shown(value)} needs a staleness.most of at least 1 as well: without that, no gradient "
             "is late"
         )
-    if not isinstance(rule, str) and len(rule) != most + 1:
-        raise InvalidArgumentError(
-            f"staleness.weight must have a number for each staleness from 0 to most, {most + 1} together, not "
-            f"{len(rule)}: {shown(value)}"
-        )
     if not can_weigh:
         raise InvalidArgumentError(
             f"staleness.weight must be 'constant' for gradients of integers, not {shown(value)}: their weight is 1"
         )
-    return rule
-
-
-def _factors(values: Sequence[object]) -> tuple[float, ...]:
-    return tuple([checked_weight(factor, f"staleness.weight[{number}]") for number, factor in enumerate(values)])
+    return INVERSE_SQRT

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from redisacc._arrays.dtypes import TABLE
 from redisacc._arrays.spec import AccumulatorSpec, Missing, Normalize, Order, SparseMean
 from redisacc._arrays.validation import Shape
-from redisacc._arrays.weights import CONSTANT
+from redisacc._arrays.weights import CONSTANT, INVERSE_SQRT, StalenessWeight
 from redisacc._format.keys import Keys, parse_partitions
 from redisacc._format.quorum import QUORUM_FIELDS, Quorum
 from redisacc._format.stored_text import (
@@ -22,13 +22,11 @@ from redisacc._format.stored_text import (
     parse_leaves,
     parse_number,
     parse_round_shape,
-    parse_rule,
     parse_shape,
     parse_staleness,
     parse_time,
     parse_weight,
     parsed,
-    rule_text,
 )
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, NotFoundError
@@ -56,7 +54,6 @@ class Field:
         absent: the text that it stands for if a record lacks it; None means every record has it.
         option: the option by which the creator of the accumulator chooses it, such as "limits.buffer"; "": none does.
         default: the value that it gets if the creator leaves the option out; None means what is accumulated says it.
-        write: returns the value that the option stands for.
     """
 
     name: str
@@ -64,15 +61,12 @@ class Field:
     absent: str | None = None
     option: str = ""
     default: Any = None
-    write: Callable[[Any], Any] = lambda given: given
 
     def chosen(self, options: Mapping[str, Any]) -> Any:
         """Returns the value that valid options choose; None means they leave it out."""
         group, _, part = self.option.partition(".")
         given = options[group]
-        if part and given is not None:
-            given = getattr(given, part)
-        return None if given is None else self.write(given)
+        return getattr(given, part) if part and given is not None else given
 
 
 def _text(text: str) -> str:
@@ -127,7 +121,7 @@ FIELDS = (
     Field("once_per_worker", lambda text: parse_number(text) != 0, option="once_per_worker", default=False),
     Field("max_staleness", _late, "0", option="staleness.most", default=0),
     Field("staleness", str, ""),
-    Field("staleness_weight", str, CONSTANT, option="staleness.weight", default=CONSTANT, write=rule_text),
+    Field("staleness_weight", _one_of(CONSTANT, INVERSE_SQRT), CONSTANT, option="staleness.weight", default=CONSTANT),
     Field("normalize", _one_of("weights", "count"), "weights", option="mean.by", default="weights"),
     Field("order", _one_of("arrival", "worker"), "arrival", option="order", default="arrival"),
     # No script writes "none": the weights of all gradients are 1.
@@ -176,7 +170,7 @@ class RecordValues:
     once_per_worker: bool
     max_staleness: int
     staleness: dict[int, int]
-    staleness_weight: str | tuple[float, ...]
+    staleness_weight: StalenessWeight
     normalize: Normalize
     order: Order
     total_weight: float
@@ -227,7 +221,6 @@ class Record(RecordValues):
         given = read("total_weight", values["total_weight"], self._total)
         values.update(
             staleness=read("staleness", self.staleness, parse_staleness, self.num_accumulated, late),
-            staleness_weight=read("staleness_weight", self.staleness_weight, parse_rule, late),
             given_weight=given,
             total_weight=float(self.num_accumulated) if given is None else given,
             quorum=Quorum.parse(values),

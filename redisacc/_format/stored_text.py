@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from redisacc._arrays.validation import INT64_MAX, MAX_RANK, Shape, shape_text
-from redisacc._arrays.weights import CONSTANT, INVERSE_SQRT, LEAST_WEIGHT, MOST_WEIGHT
+from redisacc._arrays.weights import LEAST_WEIGHT, MOST_WEIGHT
 from redisacc._interrupts import interrupt_in
 from redisacc._text import printable, shown
 from redisacc.errors import CorruptDataError
@@ -193,9 +193,7 @@ def _known_dims(text: str) -> tuple[int, ...]:
     return dims
 
 
-# Weights and staleness of gradients as text, and the rules that turn one into the other.
-#
-# ``lua/include/parse_weight.lua`` has the bounds as well, and ``lua/include/effective_weight.lua`` follows the rules.
+# Weights and staleness of gradients as text. ``lua/include/parse_weight.lua`` has the bounds as well.
 
 _WEIGHT = re.compile(r"[0-9][0-9.e+-]*")
 _LONGEST = 24
@@ -222,29 +220,6 @@ def parse_weight(text: str) -> float:
     if not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
         raise ValueError(f"{text} is not in [{LEAST_WEIGHT:.3g}, {MOST_WEIGHT:.3g}]")
     return weight
-
-
-def rule_text(rule: str | Sequence[float]) -> str:
-    """Returns a rule for weights of staleness as text: its name, or a factor for each staleness with commas between."""
-    return rule if isinstance(rule, str) else ",".join(map(weight_text, rule))
-
-
-def parse_rule(text: str, max_staleness: int) -> str | tuple[float, ...]:
-    """Returns the rule for weights of staleness that a text holds.
-
-    Args:
-        text: what ``rule_text`` returned.
-        max_staleness: the largest staleness that the accumulator accepts.
-
-    Raises:
-        ValueError: it holds none, or has another number of factors than there are values of staleness.
-    """
-    if text in (CONSTANT, INVERSE_SQRT):
-        return text
-    factors = tuple(map(parse_weight, text.split(",")))
-    if len(factors) != max_staleness + 1:
-        raise ValueError(f"it has {len(factors)} factors for a max_staleness of {max_staleness}")
-    return factors
 
 
 def parse_staleness(text: str, num_accumulated: int, max_staleness: int | None = None) -> dict[int, int]:

@@ -37,9 +37,8 @@ class Staleness:
 
     Args:
         most: a gradient that is late by at most this many steps is accepted, from 0 to 1000. 0 is TensorFlow's rule.
-        weight: the factor by which the weight of a late gradient is multiplied: "constant" (1), "inverse_sqrt"
-            (1 / sqrt(1 + staleness)), or a number for each staleness from 0 to ``most``. None means "constant", or as
-            the accumulator was created.
+        weight: the factor by which the weight of a late gradient is multiplied: "constant" (1), or "inverse_sqrt"
+            (1 / sqrt(1 + staleness)). None means "constant", or as the accumulator was created.
     """
 
     most: int

@@ -48,7 +48,7 @@ def test_the_parts_of_a_large_gradient_fit_the_blocks_of_the_allocator(open_dens
 FORGED = {
     "staleness": (b"", b"x", b"0:", b"4:2", b"0:1,0:1", b"0:0,1:2", b"0:3"),
     "total_weight": (b"", b"0", b"nan", b"1e999", b"1e-40", b"1" * 25),
-    "staleness_weight": (b"linear", b"1,2,3", b"1,x", b"1,0", b"1;2"),
+    "staleness_weight": (b"linear", b"1,0.5,0.25,0.125", b""),
     "partitions": (b"0", b"0,0", b"0,1,", b"01,2", b"-1,2", b"0,100000", b"1" * 50_000),
     "grace_count": (b"x", b"-1", b"9" * 16),
     "quorum": (b"x", b"-1", b"9" * 16),
@@ -57,7 +57,7 @@ FORGED = {
 
 @pytest.mark.forges
 def test_a_field_that_holds_what_redisacc_never_writes_is_named(open_dense, open_parameters, client):
-    options = {"staleness": redisacc.Staleness(3, weight=[1, 1, 1, 0.5]), "shared_name": "w"}
+    options = {"staleness": redisacc.Staleness(3, weight="inverse_sqrt"), "shared_name": "w"}
     acc = open_dense("float32", [1], **options)
     for weight in (1.0, 0.5):
         acc.apply_grad([1.0], weight=weight)

@@ -80,8 +80,7 @@ def random_accumulator(draw, kind, shape=..., decided=None):
         m = model.Dense(dtype, shape, reduction)
     m.max_staleness, m.normalize = draw.choice(LATE), draw.choice(("weights", "count"))
     if m.max_staleness and m.dtypes.isdisjoint(model.INTEGERS):
-        table = tuple(1 / (1 + late) for late in range(m.max_staleness + 1))
-        m.staleness_weight = draw.choice(("constant", "inverse_sqrt", table))
+        m.staleness_weight = draw.choice(("constant", "inverse_sqrt"))
     vars(m).update(draw.choice(DECIDED) if decided is None else decided)
     m.buffer = bytes_of_a_sum(m) if m.buffer else None
     return m

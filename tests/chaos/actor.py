@@ -54,10 +54,6 @@ ROBBED_AFTER = datetime.timedelta(seconds=1.5)
 NEVER = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
 
-# By what the weights of gradients are multiplied that are 0, 1 and 2 steps late. Like the weights themselves, these are
-# powers of two, so that all sums are exact, and show every gradient that is lost, or counted twice.
-STALENESS_WEIGHT = (1.0, 0.5, 0.25)
-
 KINDS = ("sparse", "tree")
 
 
@@ -117,7 +113,7 @@ def opened(
         "limits": redisacc.Limits(in_place, LARGE_BUFFER_LIMIT if are_large else BUFFER_LIMIT, inline),
         "partitions": partitions,
         # A worker learns the step from the reply to its last gradient, so it is often late.
-        "staleness": redisacc.Staleness(2, weight=STALENESS_WEIGHT),
+        "staleness": redisacc.Staleness(2),
     }
     if kind == "tree":
         shapes = tree(are_large=are_large)
@@ -160,10 +156,9 @@ def indices_of(taken, total_weight=None):
     assert indices[0] == 0, f"row 0 is missing: {indices[:10]}"
     number = len(indices) - 1
     listed = list(map(int, indices[1:]))
-    # Nobody but the server knows how late each was.
     weights = values[1:, 0] / (indices[1:] + 0.5)
-    allowed = np.outer(np.array([weight_of(index) for index in listed]), STALENESS_WEIGHT)
-    wrong = (weights[:, None] != allowed).all(axis=1) | (values[1:] != values[1:, :1]).any(axis=1)
+    expected = np.array([weight_of(index) for index in listed])
+    wrong = (weights != expected) | (values[1:] != values[1:, :1]).any(axis=1)
     assert not wrong.any(), f"the gradients {indices[1:][wrong][:10]} are {values[1:][wrong][:10]}"
     total = float(weights.sum())
     assert (values[0] == total).all(), f"gradients of weight {total} sum to {values[0]} in row 0"

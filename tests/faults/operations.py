@@ -279,22 +279,22 @@ class ApplyStale(Apply):
 class ApplyLate(Apply):
     """It stays as late, and weighs as much, as when it arrived first, whatever the step is when a copy arrives."""
 
-    options: ClassVar[dict[str, Any]] = {"staleness": redisacc.Staleness(2, weight=[1, 0.5, 0.25])}
+    options: ClassVar[dict[str, Any]] = {"staleness": redisacc.Staleness(4, weight="inverse_sqrt")}
     arguments: ClassVar[dict[str, Any]] = {"local_step": 2, "weight": 4}
     adds = 2.0
 
     def prepare(self, scene):
         super().prepare(scene)
-        self.direct.set_global_step(3)
+        self.direct.set_global_step(5)
 
     def check(self, scene, outcome):
         super().check(scene, outcome)
-        self.direct.set_global_step(4)
+        self.direct.set_global_step(6)
 
     def again(self, scene):
         super().again(scene)
         info = self.direct.info()
-        assert (info.staleness, info.total_weight) == ({1: 1} if self.counted else {}, self.left)
+        assert (info.staleness, info.total_weight) == ({3: 1} if self.counted else {}, self.left)
 
 
 class ApplyRefused(OnAccumulator):

@@ -36,7 +36,7 @@ WORDS = {
     "time": (*NO_NUMBERS, b"9" * 15),
     "step": (b"-", b"--1", b"1.0", b"1e3", b" 1", b"9223372036854775808", b"-9223372036854775809", LONG, "٣".encode()),
     "weight": (b"0", b"-1", b"nan", b"inf", b"1e400", b"1e-300", b"1e-40", b"0x1", b" 1", b"1" * 25),
-    "lateness": (b"linear", b"1,2,3", b"1,x", b"1,0", b"1;2"),
+    "lateness": (b"linear", b"1,0.5,0.25"),
     "version": (b"2", b"44", b"4.0", b"future"),
     "word": (b"X", b"exploded", b" "),
     "kind": (b"dense", b"sparse", b"tree", b"Tree", b"tree\n"),

@@ -263,7 +263,7 @@ class Weighted(Rounds):
     damaged = "*"
 
     def __init__(self, client, kind, storage):
-        late = redisacc.Staleness(2, weight="constant" if kind == "tree" else (1.0, 0.5, 0.25))
+        late = redisacc.Staleness(2, weight="constant" if kind == "tree" else "inverse_sqrt")
         options = {"staleness": late, "order": "worker", "worker": "worker 3"}
         if kind != "tree":
             options["mean"] = Mean(by="count")

@@ -287,8 +287,8 @@ class Accumulator:
     takes: int = 0
     # What its creator decides.
     max_staleness: int = 0
-    # "constant", "inverse_sqrt", or a factor for each staleness.
-    staleness_weight: str | tuple[float, ...] = "constant"
+    # "constant" or "inverse_sqrt".
+    staleness_weight: str = "constant"
     normalize: str = "weights"
     once_per_worker: bool = False
     order: str = "arrival"
@@ -404,9 +404,7 @@ class Accumulator:
         return Outcome("applied", self.step, self.count)
 
     def _factor(self, late):
-        if self.staleness_weight == "inverse_sqrt":
-            return 1 / math.sqrt(1 + late)
-        return 1.0 if isinstance(self.staleness_weight, str) else self.staleness_weight[late]
+        return 1 / math.sqrt(1 + late) if self.staleness_weight == "inverse_sqrt" else 1.0
 
     def _arrays(self, content):
         """The elements of a gradient, each array with its dtype's name."""

@@ -73,8 +73,7 @@ class AccumulatorInfo(RecordValues):
         once_per_worker: whether a round accepts one gradient of each worker only.
         max_staleness: by how many steps ``local_step`` may be below the step for a gradient to be accepted.
         staleness: how stale the gradients of the current round were: number of steps → number of gradients.
-        staleness_weight: factor applied to the weight of a stale gradient: "constant" (1),
-            "inverse_sqrt", or a tuple of a factor for each staleness from 0 on.
+        staleness_weight: factor applied to the weight of a stale gradient: "constant" (1), or "inverse_sqrt".
         normalize: the divisor of a mean: the sum of the "weights" of gradients, or their "count".
         order: the order in which the gradients of a round are added: of their "arrival", or of the numbers of their
             "worker".

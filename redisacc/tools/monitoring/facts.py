@@ -60,7 +60,7 @@ def facts_of(info: AccumulatorInfo) -> Facts:
         ("adds", "in the order of the workers' numbers" if info.order == "worker" else ""),
         ("accepts", f"gradients up to {count_text(info.max_staleness, 'step')} late" if info.max_staleness else ""),
         ("late", f"in this round: {staleness_text(info.staleness)}" if info.max_staleness else ""),
-        ("weights", "" if info.staleness_weight == CONSTANT else f"by staleness: {_rule_text(info.staleness_weight)}"),
+        ("weights", "" if info.staleness_weight == CONSTANT else f"by staleness: {info.staleness_weight}"),
         ("weight", "" if info.total_weight == counted else f"{number_text(info.total_weight)} in this round"),
         ("metrics", metrics_text(info.metrics, _METRICS)),
         ("chief", info.chief),
@@ -96,11 +96,6 @@ def _mean_text(info: AccumulatorInfo) -> str:
     divisor = "that have the leaf" if info.missing == "skip" else "of the round"
     rows = ", and a row by those that held its index" if info.sparse_mean == "index" else ""
     return f"divides {counted} the gradients {divisor}{rows}"
-
-
-def _rule_text(rule: str | tuple[float, ...]) -> str:
-    """Returns a rule for weights of staleness as people read it; of many factors, the first ones."""
-    return rule if isinstance(rule, str) else listed(rule, _NAMED, number_text)
 
 
 def _partitions_text(numbers: Sequence[int]) -> str:
