@@ -80,7 +80,7 @@ class Words:
     def __init__(self, steps):
         self.settings = Settings(workers=WORKERS)
         self.steps = steps or self.settings.steps
-        self.corpus = build_corpus(read_text(()), self.settings.vocabulary)
+        self.corpus = build_corpus(read_text(), self.settings.vocabulary)
         self.sampler = skipgram.Sampler(self.corpus, self.settings)
 
     def begin(self):
@@ -105,9 +105,8 @@ class Words:
 
 def relative_error(sent, given):
     """Returns the length of the vector of errors, divided by that of the gradient."""
-    leaves = [leaf for leaf, values in given.items() if values is not None]
     sent, given = (
-        [getattr(tree[leaf], "values", tree[leaf]).astype(float) for leaf in leaves] for tree in (sent, given)
+        [getattr(tree[leaf], "values", tree[leaf]).astype(float) for leaf in given] for tree in (sent, given)
     )
     errors = sum(np.sum((a - b) ** 2) for a, b in zip(sent, given, strict=True))
     return float(np.sqrt(errors / sum(np.sum(b**2) for b in given)))

@@ -4,9 +4,8 @@ import sys
 
 import pytest
 
+from redisacc.tools.cli.demo import _WORDS as WORDS_SHOWN
 from redisacc.tools.demo import DemoError
-from redisacc.tools.demo.settings import Settings
-from redisacc.tools.demo.skipgram import initial_parameters
 from redisacc.tools.demo.text import build_corpus, read_text
 
 WORDS = [f"w{i:02}" for i in range(20)]
@@ -34,34 +33,18 @@ def test_vocabulary():
     assert [corpus.words[token] for token in corpus.tokens] == [*backwards * 3, "w19", "w18"]
 
 
-def fingerprint(words, **changes):
-    return bytes(initial_parameters(corpus_of(words), Settings(**changes))["fingerprint"])
-
-
 def test_too_small():
     with pytest.raises(DemoError, match="and 19 do"):
         corpus_of(WORDS[:19] * 3 + ["rare"] * 2, 99)
 
 
-def test_files(tmp_path):
-    first, second = tmp_path / "a.txt", tmp_path / "b.txt"
-    first.write_text("größe one", encoding="utf-8")
-    second.write_text("two", encoding="utf-8")
-    assert read_text([first, second]) == "größe one\ntwo"
-    second.write_bytes(b"ok \xff")
-    with pytest.raises(DemoError, match=r"cannot read .*b\.txt as UTF-8 text: .* position 3"):
-        read_text([first, second])
-    with pytest.raises(DemoError, match=r"cannot read .*c\.txt as UTF-8 text: .*No such file"):
-        read_text([tmp_path / "c.txt"])
-
-
-def test_default_text_is_the_language_reference():
-    corpus = build_corpus(read_text([]), 3000)
+def test_the_text_is_the_language_reference():
+    corpus = build_corpus(read_text(), 3000)
     assert len(corpus.tokens) > 40_000
-    assert {"exception", "__init__", "coroutine", "the"} <= set(corpus.words)
+    assert {"__init__", "coroutine", "the", *WORDS_SHOWN} <= set(corpus.words)
 
 
-def test_default_text_may_be_missing(monkeypatch):
+def test_the_text_may_be_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    with pytest.raises(DemoError, match="give a file with --text"):
-        read_text([])
+    with pytest.raises(DemoError, match="install all of Python"):
+        read_text()

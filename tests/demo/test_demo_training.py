@@ -147,29 +147,6 @@ def test_two_that_die_change_no_bit(start, monkeypatch, until):
 
 
 @pytest.mark.servers("valkey")
-@pytest.mark.parametrize("other", [replace(SMALL, seed=4), replace(SMALL, rate=0.2)], ids=["seed", "rate"])
-def test_a_process_with_other_settings_is_turned_away(start, other):
-    refused = pytest.raises(
-        DemoError,
-        match="t trains another text or has other settings: give all processes the same options, and the same --text",
-    )
-    settings = replace(SMALL, workers=2, steps=2)
-    first = start(settings)
-    redisacc.Parameters("t").wait()
-    with refused:
-        start(replace(other, workers=2, steps=2)).result(30)
-    for worker in (first, start(settings)):
-        worker.result(30)
-    # What is started with other settings afterwards leaves the result as it is.
-    before = result()
-    with refused:
-        start(replace(other, workers=1)).result(30)
-    with refused:
-        check_result("t", other, CORPUS)
-    assert same(result(), before)
-
-
-@pytest.mark.servers("valkey")
 def test_a_worker_too_many_is_turned_away(start):
     with redisacc.Worker("t", number=0), pytest.raises(DemoError, match="t has workers 0 to 0, and no worker 1"):
         start(replace(SMALL, workers=1, steps=2)).result(30)

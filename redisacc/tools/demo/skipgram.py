@@ -8,7 +8,6 @@ touches all of it, so its gradient is dense. It lets the model tell the words be
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,17 +34,14 @@ _INITIAL, _EPOCH, _BATCH = 0, 1, 2
 def initial_parameters(corpus: Corpus, settings: Settings) -> Tree:
     """Returns the parameters that training starts from, the same for the same arguments everywhere.
 
-    Output vectors start at zero and places at one, which is how skip-gram without places starts. ``fingerprint`` is no
-    parameter. It says what is trained: if it is equal, two machines have the same text and the same settings.
+    Output vectors start at zero and places at one, which is how skip-gram without places starts.
     """
     shape = len(corpus.words), settings.dim
     generator = np.random.default_rng([settings.seed, _INITIAL])
-    trained = f"{settings}\n{corpus.words}\n".encode() + corpus.tokens.astype("<i8").tobytes()
     return {
         "input": ((generator.random(shape) - 0.5) / settings.dim).astype(np.float32),
         "output": np.zeros(shape, np.float32),
         "position": np.ones((2 * settings.window, settings.dim), np.float32),
-        "fingerprint": np.frombuffer(hashlib.sha256(trained).digest(), np.uint8).astype(np.float32),
     }
 
 
@@ -162,7 +158,6 @@ def loss_and_gradient(parameters: Tree, batch: Batch) -> tuple[float, Tree]:
         "input": IndexedSlices(input_rows, input_indices),
         "output": IndexedSlices(output_rows, output_indices),
         "position": position,
-        "fingerprint": None,
     }
 
 

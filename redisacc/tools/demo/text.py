@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -27,22 +25,14 @@ class Corpus(NamedTuple):
     counts: IntArray  # how often each word of the vocabulary occurs
 
 
-def read_text(files: Sequence[Path]) -> str:
-    """Returns the text of the files, one after the other; without files, Python's language reference."""
-    if not files:
-        try:
-            from pydoc_data.topics import topics
-        except ImportError:  # some distributions leave it out of their smallest Python package
-            raise DemoError("this Python has no pydoc_data.topics, the default text; give a file with --text") from None
-        # Sorted by name, because every process must read the same text, and the order in the module is not fixed.
-        return "\n".join(topics[name] for name in sorted(topics))
-    parts = []
-    for file in files:
-        try:
-            parts.append(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise DemoError(f"cannot read {file} as UTF-8 text: {error}") from None
-    return "\n".join(parts)
+def read_text() -> str:
+    """Returns Python's language reference."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:  # some distributions leave it out of their smallest Python package
+        raise DemoError("this Python has no pydoc_data.topics, the text of the demo: install all of Python") from None
+    # Sorted by name, because every process must read the same text, and the order in the module is not fixed.
+    return "\n".join(topics[name] for name in sorted(topics))
 
 
 def build_corpus(text: str, vocabulary: int) -> Corpus:
