@@ -54,8 +54,6 @@ def test_apply_and_take_with_weights(cli, cli_json, accumulator, tmp_path):
         found = cli("apply", "w", tmp_path / "g.npy", "--weight", weight)
         assert found.exit_code == 2
         assert "weight must be a number in" in found.stderr
-    assert cli("take", "w", "--min-weight", 3, "--discard", "--yes", "--timeout", 0).exit_code == 4
-    assert cli("take", "w", "--min-weight", "nan", "--discard", "--yes").exit_code == 2
-    said = cli_json("take", "w", "--min-weight", 2.5, "-o", tmp_path / "mean.npy")
+    said = cli_json("take", "w", 1, "-o", tmp_path / "mean.npy")
     assert (said["num_accumulated"], said["total_weight"]) == (1, 2.5)
     assert np.load(tmp_path / "mean.npy").tolist() == [1, 2, 3]

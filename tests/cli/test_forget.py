@@ -84,15 +84,6 @@ def test_one_apply_leaves_no_worker_behind(cli, cli_json, accumulator, tmp_path)
         accumulator.take_grad(1, timeout=0)
 
 
-@pytest.mark.parametrize("encoding", ["float32", "bfloat16", "int8"])
-def test_apply_encodes(cli, open_dense, client, tmp_path, encoding):
-    acc = open_dense("float32", [3000], "w", worker="ann")
-    np.save(tmp_path / "g.npy", np.full(3000, 0.1, np.float32))
-    assert cli("apply", "w", tmp_path / "g.npy", "--encoding", encoding).exit_code == 0
-    assert cli("apply", "w", tmp_path / "g.npy", "--encoding", "float16").exit_code == 2
-    assert acc.info().buffered_bytes == {"float32": 12000, "bfloat16": 6000, "int8": 12 * 260}[encoding]
-
-
 @pytest.mark.forges
 def test_who_was_not_seen_for_long_is_gone(cli, cli_json, open_dense, client):
     acc = open_dense("float32", [1], "w", worker="ann")

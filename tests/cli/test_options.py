@@ -80,7 +80,6 @@ REFUSED = [
     ("serve", "--port", "-1"),
     ("serve", "--interval", "nan"),
     ("serve", "--interval", "0.1"),
-    ("demo", "--rate", "nan"),
     ("ls", "\udcff"),
     ("show", "\udcff"),
     ("show", "redisacc:{\udcff}"),

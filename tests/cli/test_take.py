@@ -31,18 +31,6 @@ def test_take_into_npy(cli, cli_json, accumulator, tmp_path):
     assert accumulator.info().unacknowledged == []
 
 
-def test_take_with_a_grace(cli, cli_json, accumulator, tmp_path):
-    for _ in range(3):
-        accumulator.apply_grad([1, 2, 3])
-    output = ("-o", tmp_path / "g.npy")
-    assert cli_json("take", "w", 2, *output, "--grace", 3600, "--most", 3)["num_accumulated"] == 3
-    accumulator.apply_grad([1, 2, 3], 1)
-    assert cli("take", "w", 1, *output, "--grace", 3600, "--timeout", 0).exit_code == 4
-    assert cli_json("take", "w", 1, *output, "--grace", 0.1)["num_accumulated"] == 1
-    found = cli("take", "w", 2, *output, "--most", 3)
-    assert (found.exit_code, "needs a grace" in found.stderr) == (2, True)
-
-
 def test_take_to_stdout(cli, accumulator):
     accumulator.apply_grad([1, 2, 3])
     found = cli("take", "w", 1, "-o", "-")

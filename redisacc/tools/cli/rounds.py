@@ -6,14 +6,12 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from redisacc._arrays.encodings import Encoding
-from redisacc._arrays.metrics import metric_name
 from redisacc._arrays.results import Round
 from redisacc._arrays.validation import INT64_MAX, INT64_MIN
 from redisacc._format.keys import Keys
@@ -21,7 +19,7 @@ from redisacc._handles.base import ConditionalAccumulatorBase, host_and_process
 from redisacc._handles.existing import open_existing
 from redisacc._protocol.leases.forgetting import forget_worker
 from redisacc._protocol.lifecycle.info import read_info
-from redisacc._text import age_text, printable, shown
+from redisacc._text import age_text, printable
 from redisacc._wire.transport import Transport
 from redisacc.errors import ConflictError, RedisAccError
 from redisacc.tools.cli.shared.failures import STALE, fail, refuse
@@ -44,11 +42,8 @@ _NOTHING = "every round that was taken has been acknowledged"
 @command(yes=True)
 @name_argument
 @click.argument("num_required", type=click.IntRange(min=1), required=False)
-@click.option("--min-weight", type=float, metavar="W", help="Wait until the weights of the gradients add up to W.")
 @output_option
 @click.option("--discard", is_flag=True, help="Discard the gradient for good.")
-@click.option("--grace", type=Seconds(min=0), metavar="S", help="Wait S seconds for more than NUM_REQUIRED gradients.")
-@click.option("--most", type=click.IntRange(min=1), metavar="N", help="End the grace when there are N gradients.")
 @click.option("--timeout", type=Seconds(min=0), metavar="S", help="Wait at most S seconds.")
 @click.option("--worker", metavar="NAME", help="Name of this taker.  [default: host:pid]")
 @click.option("--recover", is_flag=True, help="Recover a round whose taker was killed, or list such rounds.")
@@ -61,7 +56,8 @@ def take(
     recover: bool,
     token: str | None,
     worker: str | None,
-    **waits: Any,
+    num_required: int | None,
+    timeout: float | None,
 ) -> None:
     """Wait until the round has NUM_REQUIRED gradients, take it, and write its mean or sum to a file.
 
@@ -72,9 +68,7 @@ def take(
     "PATH/indices", "PATH/values" and "PATH/shape"; a leaf without a gradient is left out. bfloat16 is written as
     float32. The round is acknowledged once the file is safely written; if that fails, --recover gets the round. If
     another process recovers the round meanwhile, the command fails with exit code 1, and do not use the file that it
-    has written. With --grace, the take waits for more gradients, until there are --most, or S seconds have passed since
-    there were NUM_REQUIRED. With --min-weight, NUM_REQUIRED may be left out; if both are given, both are needed. Exit
-    code 4 means that too few gradients arrived in time.
+    has written. Exit code 4 means that too few gradients arrived in time.
 
     With --recover, the command does not wait. It lists the rounds that were taken but not acknowledged because their
     taker was killed. With --output, it writes one to a file and then acknowledges it; with --discard, it discards one.
@@ -85,8 +79,8 @@ def take(
       redisacc take embeddings --recover --output round.npz
     """
     refuse(
-        recover and (worker is not None or any(value is not None for value in waits.values())),
-        "--recover does not wait, so it goes without NUM_REQUIRED and the options of waiting",
+        recover and (num_required, timeout, worker) != (None, None, None),
+        "--recover does not wait, so it goes without NUM_REQUIRED, --timeout and --worker",
     )
     refuse(token is not None and not recover, "--token needs --recover")
     keys, transport = keys_of(name), the_server()
@@ -104,9 +98,9 @@ def take(
     else:
         if discard:
             confirm(f"Take the next round of {printable(name)} and discard its gradient for good?")
-        source = accumulator.take(**waits)
-    wanted = waits["num_required"] or (None if waits["min_weight"] is None else 1)
-    with _naming_file(output), contextlib.nullcontext() if recover else _waiting(accumulator, wanted), source as taken:
+        source = accumulator.take(num_required, timeout=timeout)
+    waiting = contextlib.nullcontext() if recover else _waiting(accumulator, num_required)
+    with _naming_file(output), waiting, source as taken:
         if taken is None:
             fail("the round was acknowledged or recovered by another process in the meantime")
         if files is not None and output is not None:
@@ -205,26 +199,6 @@ def _waiting(accumulator: ConditionalAccumulatorBase[Any], num_required: int | N
         yield
 
 
-def _metrics_of(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> dict[str, float] | None:
-    """Returns the metrics that options give; None without any."""
-    found: dict[str, float] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        try:
-            if not equals:
-                raise ValueError
-            number = float(value)
-            metric_name(name)
-        except ValueError:
-            raise click.BadParameter(
-                f"a metric is NAME=VALUE with a number, such as loss=0.3, not {shown(text)}"
-            ) from None
-        if name in found:
-            raise click.BadParameter(f"the metric {name} is given twice")
-        found[name] = number
-    return found or None
-
-
 @command()
 @name_argument
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
@@ -236,21 +210,7 @@ def _metrics_of(_context: click.Context, _option: click.Parameter, given: tuple[
 )
 @click.option("--worker", metavar="NAME", help="Worker that the gradient is counted for.  [default: host:pid]")
 @click.option("--weight", type=float, default=1.0, metavar="W", help="Weight of the gradient.")
-@click.option(
-    "--metric",
-    "metrics",
-    callback=_metrics_of,
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A number to send with the gradient, such as loss=0.3; may be repeated.",
-)
-@click.option("--once-per-worker", is_flag=True, help="Drop it if the round has a gradient of this worker.")
-@click.option(
-    "--encoding",
-    type=click.Choice(get_args(Encoding)),
-    help="How float32 elements are sent, and stored until they are added.  [default: float32]",
-)
-def apply(*, name: str, file: str, local_step: int | None, worker: str | None, **options: Any) -> None:
+def apply(*, name: str, file: str, local_step: int | None, worker: str | None, weight: float) -> None:
     """Apply the gradient in FILE; - is standard input.
 
     A dense gradient is an .npy, or an .npz with the array "gradient". A sparse gradient is an .npz with "indices",
@@ -261,14 +221,13 @@ def apply(*, name: str, file: str, local_step: int | None, worker: str | None, *
 
     \b
       redisacc apply embeddings gradient.npz --worker laptop
-      redisacc apply embeddings gradient.npz --metric loss=0.3 --metric top-5=0.9
     """
     transport, keys = the_server(), keys_of(name)
     accumulator = open_existing(keys, redis=transport, worker=worker)
     files = GradientFiles(accumulator)
     counted_for = worker or host_and_process(os.getpid())
     info = accumulator.info()
-    step, result = files.apply(file, local_step, **options)
+    step, result = files.apply(file, local_step, weight=weight)
     if counted_for not in {known.name for known in info.known_workers}:
         # A worker that exists for one gradient would be expected in every later round.
         forget_worker(transport, keys, info.incarnation, counted_for)

@@ -55,7 +55,7 @@ def serve(*, names: tuple[str, ...], port: int, host: str, interval: float) -> N
     the latest rounds went. Nothing can be changed on it.
 
     Each scrape of the metrics reads the server again. The histograms count what happened since the command was started.
-    The first 32 names of metrics of each accumulator become labels; a message names the others.
+    Of each accumulator's latest round, up to 32 metrics are exported.
 
     By default, only this machine can reach them. All its users can, unless the environment variable
     REDISACC_SERVE_TOKEN holds a token of at least 16 characters. Browsers then ask for it as a password, with any user

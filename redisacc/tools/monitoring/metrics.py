@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from redisacc._format.entries import GONE, LATE
 from redisacc._format.keys import Keys
-from redisacc._text import listed, printable
+from redisacc._text import printable
 from redisacc._wire.transport import Transport, limited
 from redisacc.errors import RedisAccError, ServerUnavailableError
 from redisacc.tools.admin.memory import Memory, memory
@@ -148,6 +148,12 @@ SERIES = (
         lambda view: ((worker.name, worker.seen_at.timestamp()) for worker in view.info.known_workers),
         "worker",
     ),
+    Series(
+        "metric",
+        "Mean of a metric over the gradients of the latest round that had any.",
+        lambda view: list(view.info.metrics.items())[:_MOST_METRICS],
+        "metric",
+    ),
     Series("worker_missing", "1 if a worker is late or gone, and the run is not finished.", _missing, "worker"),
     Series(
         "missing_workers",
@@ -158,8 +164,8 @@ SERIES = (
 
 # Seconds after which the server counts as down. By default, Prometheus gives up a scrape after ten.
 _TIMEOUT = 3.0
-# Maximum number of metrics of an accumulator whose names become labels, and of the names that a message lists.
-_MOST_METRICS, _NAMED = 32, 10
+# Maximum number of metrics of a round that become labels: as many as a gradient may have.
+_MOST_METRICS = 32
 
 # What Prometheus gets of a server: an attribute of ``Node`` → a name and a text.
 _NODES = {
@@ -186,8 +192,6 @@ class Metrics:
     def __init__(self, transport: Transport, monitor: Monitor) -> None:
         self._transport = transport
         self._monitor = monitor
-        # Accumulator's name → names of metrics that are labels, and those that are left out.
-        self._names: dict[str, tuple[set[str], set[str]]] = {}
 
     def text(self) -> str:
         """Returns all metrics, read now, in Prometheus' text format."""
@@ -225,7 +229,6 @@ class Metrics:
                     for labels, value in series.values(view)
                 ],
             )
-        yield from self._of_metrics(views)
         sizes = self._sizes(monitor.views)
         yield (
             "memory_bytes",
@@ -252,30 +255,6 @@ class Metrics:
                 except RedisAccError as error:
                     logger.warning("%s", error)
         return sizes
-
-    def _of_metrics(self, views: Mapping[str, View]) -> Iterator[_Family]:
-        """Yields the metrics that workers have given to the gradients of the latest rounds."""
-        values: list[_Sample] = []
-        self._names = {name: self._names.get(name, (set(), set())) for name in views}
-        for name, view in views.items():
-            (kept, others), added = self._names[name], []
-            for metric, mean in view.info.metrics.items():
-                if metric not in kept and len(kept) < _MOST_METRICS:
-                    kept.add(metric)
-                if metric in kept:
-                    values.append(("", {"accumulator": name, "metric": metric}, mean))
-                elif metric not in others and len(others) < _MOST_METRICS:
-                    others.add(metric)
-                    added.append(metric)
-            if added:
-                text = "%s has more than %d metrics, the most that are exported; left out: %s"
-                logger.warning(text, name, _MOST_METRICS, listed(added, _NAMED))
-        text = "Mean of a metric over the gradients of the latest round that had any."
-        yield "metric", "gauge", text, values
-        left_out: list[_Sample] = [
-            ("", {"accumulator": name}, len(others)) for name, (_, others) in self._names.items()
-        ]
-        yield "metrics_left_out", "gauge", "Names of metrics that are no labels.", left_out
 
 
 def _buckets(name: str, histogram: Histogram) -> Iterator[_Sample]:

@@ -95,13 +95,13 @@ class GradientFiles:
                 arrays.update(zip(names, map(np.asanyarray, pieces), strict=True))
         write_arrays(arrays, output, several=self._kind in _SEVERAL)
 
-    def apply(self, file: str, local_step: int | None, **options: Any) -> tuple[int, ApplyResult]:
+    def apply(self, file: str, local_step: int | None, weight: float) -> tuple[int, ApplyResult]:
         """Applies the gradient in a file.
 
         Args:
             file: the file; "-" is standard input.
             local_step: the step that the gradient was computed for; None means the current one.
-            options: further arguments of ``apply_grad``.
+            weight: the weight of the gradient.
 
         Returns:
             The step, and the outcome.
@@ -115,7 +115,7 @@ class GradientFiles:
         if self._kind != "tree" and leaves[0] is None:
             fail(f"{file} must hold {' and '.join(self._names[:2])}; it holds nothing of them", USAGE)
         gradient = leaves[0] if self._kind == "sparse" else [self._spec.structure.build(leaves)]
-        return step, self._accumulator.apply_grad(*gradient, step, **options)
+        return step, self._accumulator.apply_grad(*gradient, step, weight=weight)
 
     def _leaf(self, arrays: Mapping[str, Array], file: str, path: str, names: Sequence[str]) -> Any:
         """Returns the gradient of a leaf, given the arrays of a file; None if it has none."""
