@@ -139,21 +139,20 @@ class Cluster:
         return self._exchange_with(self._at(address), commands, _soon(deadline))
 
     def exchange_with_masters(
-        self, commands: Sequence[Command], deadline: float, also: Sequence[Address] = (), *, reachable: bool = False
+        self, commands: Sequence[Command], deadline: float, *, reachable: bool = False
     ) -> tuple[dict[str, list[Any]], dict[str, str]]:
-        """Sends commands without keys to every master, and to other nodes.
+        """Sends commands without keys to every master.
 
         Args:
             commands: the commands.
             deadline: when the cluster has to have replied, on ``running_time()``'s clock.
-            also: the other nodes.
-            reachable: whether nodes that fail within 3 seconds are left out. Otherwise, the first failure is raised.
+            reachable: whether masters that fail within 3 seconds are left out. Otherwise, the first failure is raised.
 
         Returns:
-            Address → the replies; and address → the reason, for nodes that were left out.
+            Address → the replies; and address → the reason, for masters that were left out.
         """
         found, silent = {}, {}
-        for node in dict.fromkeys([*self._masters(deadline), *map(self._node, also)]):
+        for node in self._masters(deadline):
             until = min(deadline, running_time() + _MAP_TIMEOUT) if reachable else _soon(deadline)
             try:
                 found[node.address] = self._exchange_with(node, commands, until)

@@ -40,7 +40,7 @@ from redisacc._wire.faults import (
 from redisacc._wire.node import Node, Send
 from redisacc._wire.replies import check_form
 from redisacc._wire.script_loader import Script
-from redisacc._wire.slot_map import Address, SlotMap, key_slot
+from redisacc._wire.slot_map import SlotMap, key_slot
 from redisacc._wire.sockets import VALUES, A, Argument, Arrivals, Command, Connection, PackedCommands
 from redisacc._wire.waits import BLOCKING, Waits, in_parallel
 from redisacc.errors import CorruptDataError, ServerUnavailableError
@@ -238,13 +238,12 @@ class Transport:
         return _checked([command], replies, node)[0]
 
     def on_masters(
-        self, commands: Sequence[Command], *, also: Sequence[Address] = (), reachable: bool = False
+        self, commands: Sequence[Command], *, reachable: bool = False
     ) -> tuple[dict[str, list[Any]], dict[str, str]]:
-        """Sends commands without keys to every master, and to other nodes of a cluster; or to the single server.
+        """Sends commands without keys to every master of a cluster, or to the single server.
 
         Args:
             commands: the commands.
-            also: the other nodes.
             reachable: whether masters that do not answer within 3 seconds are left out. Otherwise, the call raises, as
                 it does if a single server does not answer.
 
@@ -253,7 +252,7 @@ class Transport:
         """
         if self.cluster is None:
             return {self.address: self.pipeline(commands)}, {}
-        attempt = partial(self.cluster.exchange_with_masters, commands, also=also, reachable=reachable)
+        attempt = partial(self.cluster.exchange_with_masters, commands, reachable=reachable)
         replies, silent = self._persist(attempt)
         return {address: _checked(commands, found, address) for address, found in replies.items()}, silent
 

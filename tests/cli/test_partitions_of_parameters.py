@@ -7,7 +7,6 @@ import subprocess
 import numpy as np
 import pytest
 from support.leaks import remaining
-from support.servers import CLUSTER
 from support.warm_python import WarmPython
 
 on_one_server = pytest.mark.servers("valkey")
@@ -52,8 +51,3 @@ def test_a_first_version_under_way_can_only_be_deleted(cli, client, proxy):
     client.delete("redisacc:{w}:parameters")
     assert "objects that no parameters refer to" in cli("doctor", "--fix", "--yes").output
     assert remaining(client) == []
-
-
-@pytest.mark.servers(CLUSTER)
-def test_doctor_looks_whether_partitions_lie_evenly(cli, weights):
-    assert "0 accumulators and parameters of 1 name with partitions" in " ".join(cli("doctor").stdout.split())

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from support.rows import every_row
 
 import redisacc
-from redisacc.tools.cli.checks.server import _persistence, access, clock, findings, latency, lua
+from redisacc.tools.cli.checks import _persistence, access, clock, findings, latency, lua
 
 
 @every_row(

@@ -13,9 +13,8 @@ from redisacc._clock import durations
 from redisacc._text import printable
 from redisacc._wire.transport import Transport, limited
 from redisacc.tools.admin.garbage import WORDS, find_garbage
-from redisacc.tools.cli.checks import Finding, ok, server
-from redisacc.tools.cli.checks.cluster import examine_cluster, examine_moves, examine_partitions
-from redisacc.tools.cli.checks.reducers import examine_reducers
+from redisacc.tools.cli import checks
+from redisacc.tools.cli.checks import Finding, ok
 from redisacc.tools.cli.shared.failures import FAILED, refuse
 from redisacc.tools.cli.shared.options import command, confirm, keys_of, the_server
 from redisacc.tools.cli.shared.output import console, echo_json, given, print_table
@@ -29,10 +28,9 @@ from redisacc.tools.monitoring.facts import bytes_text, count_text
 def doctor(*, name: str | None, fix: bool, dry_run: bool) -> None:
     """Check whether a server suits accumulators, and suggest changes; or remove garbage.
 
-    The checks are version, role, eviction, memory, persistence, access, Lua, clock, latency, reducers and a trial. The
-    trial applies and takes a small gradient in a private accumulator and then removes it. In a cluster, every master is
-    checked, and the coverage of the slots, the replicas, slots that are being moved, and how evenly partitions are
-    spread.
+    The checks are version, role, eviction, memory, persistence, access, Lua, clock, latency and a trial. The trial
+    applies and takes a small gradient in a private accumulator and then removes it. In a cluster, every master is
+    checked, and the coverage of the slots, and the replicas.
 
     Exit code 1 means that something marked BAD must be changed. Checks that the access rules deny to this user do not
     count.
@@ -66,23 +64,18 @@ def doctor(*, name: str | None, fix: bool, dry_run: bool) -> None:
 def _examine(transport: Transport) -> Iterator[tuple[str, Finding]]:
     """Runs the checks one after the other and yields the name of each, and what it found."""
     yield "client", ok(f"redisacc {__version__}, redis-py {redis_py.__version__}, {transport.address}")
-    servers, silent = server.servers_of(transport)
+    servers, silent = checks.servers_of(transport)
     # The checks cannot wait for what is missing.
     with limited(durations.opening):
         if transport.cluster is not None:
-            found = examine_cluster(transport, silent)
-            yield "cluster", found
-            if found.status != "bad":
-                yield "moves", examine_moves(transport)
-                yield "partitions", examine_partitions(transport)
-        for what in server.OF_EACH:
-            yield from ((what, finding) for finding in server.findings(what, servers))
-        yield "access", server.access(transport, given("url"))
-        yield "lua", server.lua(transport)
-        yield "clock", server.clock(transport)
-        yield "latency", server.latency(transport)
-        yield "reducers", examine_reducers(transport)
-        yield "trial", server.trial(transport)
+            yield "cluster", checks.cluster(transport, silent)
+        for what in checks.OF_EACH:
+            yield from ((what, finding) for finding in checks.findings(what, servers))
+        yield "access", checks.access(transport, given("url"))
+        yield "lua", checks.lua(transport)
+        yield "clock", checks.clock(transport)
+        yield "latency", checks.latency(transport)
+        yield "trial", checks.trial(transport)
 
 
 _MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "bad": ("BAD ", "red")}

@@ -1,13 +1,15 @@
-"""What `redisacc doctor` checks of a server: its settings, its clock, its scripts, and a trial."""
+"""What `redisacc doctor` checks of a server or a cluster: its masters, settings, clock and scripts, and a trial."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -19,10 +21,9 @@ from redisacc._text import QUOTED, listed, printable
 from redisacc._wire.connect import DEFAULT_URL
 from redisacc._wire.faults import NotPermittedError
 from redisacc._wire.replies import parse_info
-from redisacc._wire.slot_map import Address
+from redisacc._wire.slot_map import SLOTS
 from redisacc._wire.transport import Transport
 from redisacc.errors import RedisAccError, ServerError
-from redisacc.tools.cli.checks import Finding, bad, ok, warn
 from redisacc.tools.monitoring.facts import bytes_text, count_text
 from redisacc.tools.monitoring.nodes import version_of
 
@@ -33,7 +34,7 @@ _SLOW = 0.005
 # Difference between two clocks that is reported, in seconds.
 _CLOCK = 2.0
 
-# How many addresses a finding lists, after the first.
+# How many addresses a finding lists.
 _LISTED = 3
 
 # The advice if this user may not run the commands of a check. Most users need not be able to.
@@ -44,6 +45,24 @@ _LIBRARIES = ("struct", "cmsgpack", "bit")
 _ABILITIES = "return {" + ", ".join(f"rawget(_G, '{name}') and '{name}' or ''" for name in _LIBRARIES) + "}"
 
 
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        status: "ok"; "warn" if it works but could be better; "bad" if it must be changed.
+        found: the facts.
+        advice: the remedy; with "ok", a hint where there is one, else empty.
+    """
+
+    status: Literal["ok", "warn", "bad"]
+    found: str
+    advice: str = ""
+
+
+ok, warn, bad = partial(Finding, "ok"), partial(Finding, "warn"), partial(Finding, "bad")
+
+
 def servers_of(transport: Transport) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     """Returns what the server, or each master of a cluster that answers, says; and why another one does not.
 
@@ -51,19 +70,19 @@ def servers_of(transport: Transport) -> tuple[dict[str, dict[str, str]], dict[st
         Address → INFO as a flat dict, empty if this user may not run it, and its setting "save", if this user may ask
         for that; and address → the reason.
     """
-    infos, silent = ask_all(transport, "INFO")
-    saves, _ = ask_all(transport, "CONFIG", "GET", "save")
+    infos, silent = _ask_all(transport, "INFO")
+    saves, _ = _ask_all(transport, "CONFIG", "GET", "save")
     addresses = dict.fromkeys([*infos, *saves]) or [transport.address]
-    return {each: parse_info(infos.get(each)) | setting_in(saves.get(each)) for each in addresses}, silent
+    return {each: parse_info(infos.get(each)) | _setting_in(saves.get(each)) for each in addresses}, silent
 
 
-def ask_all(transport: Transport, *command: str, also: Sequence[Address] = ()) -> tuple[dict[str, Any], dict[str, str]]:
+def _ask_all(transport: Transport, *command: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns address → the reply of each master that answers, and address → why another one does not.
 
     There are no replies if this user may not run the command.
     """
     try:
-        replies, silent = transport.on_masters([command], also=also, reachable=True)
+        replies, silent = transport.on_masters([command], reachable=True)
     except ServerError:
         return {}, {}
     return {address: reply for address, [reply] in replies.items()}, silent
@@ -155,7 +174,7 @@ def _persistence(info: dict[str, str]) -> Finding:
     return ok(f"snapshots; a crash now would lose {changes}")
 
 
-def setting_in(reply: Any) -> dict[str, str]:
+def _setting_in(reply: Any) -> dict[str, str]:
     """Returns what a reply to CONFIG GET holds: nothing if there is none, or the server does not know the setting."""
     # A list of names and values, or with protocol 3 a dict.
     pairs = reply.items() if isinstance(reply, dict) else zip(*[iter(reply or ())] * 2, strict=True)
@@ -170,6 +189,65 @@ OF_EACH: dict[str, tuple[Callable[[dict[str, str]], Finding], str]] = {
     "memory": (_memory, "used_memory"),
     "persistence": (_persistence, "aof_enabled"),
 }
+
+
+def cluster(transport: Transport, silent: Mapping[str, str]) -> Finding:
+    """Returns whether every slot has an owner and every master a replica, and how the cluster treats failures.
+
+    Args:
+        transport: the way to the cluster.
+        silent: address → the reason, of each master that does not answer.
+    """
+    slot_map = transport.slot_map()
+    full_coverage, node_timeout = (
+        _setting(transport, name) for name in ("cluster-require-full-coverage", "cluster-node-timeout")
+    )
+    masters = count_text(len(slot_map.masters), "master")
+    replicas = _replicas_text([len(of_one) for of_one in slot_map.replicas.values()])
+    found = (
+        f"{masters}, {replicas}; cluster-node-timeout {_seconds_text(node_timeout)}; cluster-require-full-coverage "
+        f"{full_coverage or 'unknown'}"
+    )
+    if slot_map.uncovered:
+        return bad(
+            f"{slot_map.uncovered} of {SLOTS} slots {'has' if slot_map.uncovered == 1 else 'have'} no master; {found}",
+            "start the masters that are missing, or assign their slots to others: accumulators in these slots cannot "
+            "be used" + (", and neither can any other" if full_coverage == "yes" else ""),
+        )
+    if silent:
+        address, reason = next(iter(silent.items()))
+        more = f", nor do {len(silent) - 1} others" if len(silent) > 1 else ""
+        return bad(
+            f"the master {address} does not answer ({reason}){more}; {found}",
+            "start it again, or promote a replica of it: accumulators in its slots cannot be used"
+            + (", and soon neither can any other" if full_coverage == "yes" else ""),
+        )
+    alone = [str(master) for master, replicas in slot_map.replicas.items() if not replicas]
+    if alone:
+        stops = " and stops all others" if full_coverage == "yes" else ""
+        return warn(
+            found,
+            f"give every master a replica, because a master without one takes its accumulators with it{stops} when it "
+            f"fails ({listed(alone, _LISTED)})",
+        )
+    return ok(found)
+
+
+def _replicas_text(numbers: list[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{count_text(low, 'replica') if low == high else f'{low} to {high} replicas'} each"
+
+
+def _setting(transport: Transport, name: str) -> str:
+    """Returns a setting of a node; "" if this user may not ask, or the server does not know it."""
+    try:
+        return _setting_in(transport.call("CONFIG", "GET", name)).get(name, "")
+    except ServerError:
+        return ""
+
+
+def _seconds_text(milliseconds: str) -> str:
+    return f"{int(milliseconds) / 1000:g} s" if milliseconds.isdigit() else "unknown"
 
 
 def access(transport: Transport, url: str | None) -> Finding:
