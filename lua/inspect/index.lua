@@ -305,7 +305,7 @@ local function main()
     fail('there is no accumulator %s; SMEMBERS redisacc:names lists them', record_key)
   end
   if kind == 'tree' then
-    fail('this script reads no trees: use `redisacc show NAME --leaf PATH`, or with --index I for a row of the leaf')
+    fail('this script reads no trees: use `redisacc show NAME --leaf PATH --index I`')
   end
   if index ~= '' and (string.match(index, '[^%d,]') or string.match(',' .. index .. ',', ',,')
       or string.match(index, string.rep('%d', 20))) then

@@ -64,7 +64,7 @@ if normalize == 'count' then
 end
 say('%s: %s %s %s %s%s', record_key, kind, dtype, shape, reduction, divisor)
 if kind == 'tree' then
-  say('`redisacc show NAME --leaves` lists the leaves')
+  say('`redisacc show NAME --json` lists the leaves')
 end
 if string.match(incarnation, '^deleted:') then
   say('this accumulator is being deleted')

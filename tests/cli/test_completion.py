@@ -1,4 +1,4 @@
-"""The command `completion`, and the names and paths that a shell is offered."""
+"""The command `completion`, and the names that a shell is offered."""
 
 import os
 import subprocess
@@ -6,9 +6,7 @@ import sys
 
 import pytest
 from click.shell_completion import BashComplete
-from support.selection import ONE_NODE
 
-import redisacc
 from redisacc.tools.cli import main
 
 pytestmark = pytest.mark.servers("valkey", "cluster")
@@ -54,23 +52,3 @@ def test_names_are_completed(real_server, open_dense, client, monkeypatch):
     client.srem("redisacc:names", "weights-\x1b[2J")
     for name in ("weights-1", "weights-2", "other"):
         open_dense("float32", [1], name).delete()
-
-
-@pytest.mark.thorough
-@pytest.mark.servers(*ONE_NODE)
-def test_paths_of_leaves_are_completed(real_server, open_dense, open_tree, monkeypatch):
-    spec = {"embed": redisacc.Sparse("float32", (9, 2)), "layers": [{"b": ("float32", (2,)), "w": ("float32", (2,))}]}
-    opened = [open_tree(spec, "model"), open_dense("float32", [1], "dense")]
-    opened.append(open_tree({f"leaf{number:03}": ("float32", ()) for number in range(150)}, "large"))
-    assert complete("show", "model", "--redis", real_server.url, "--leaf", "e") == ["embed"]
-    monkeypatch.setenv("REDISACC_URL", real_server.url)
-    assert complete("show", "model", "--leaf", "") == ["embed", "layers/0/b", "layers/0/w"]
-    assert complete("show", "model", "--leaf", "layers/0/w") == ["layers/0/w"]
-    assert complete("show", "large", "--leaf", "leaf") == [f"leaf{number:03}" for number in range(100)]
-    # Without a name, or with one that has no leaves, nothing is offered.
-    for words in (["--leaf"], ["dense", "--leaf"], ["missing", "--leaf"], ["{}", "--leaf"]):
-        assert complete("show", *words, "") == []
-    monkeypatch.setenv("REDISACC_URL", "redis://127.0.0.1:1")
-    assert complete("show", "model", "--leaf", "") == []
-    for acc in opened:
-        acc.delete()

@@ -4,7 +4,7 @@ import pytest
 
 
 @pytest.mark.servers("valkey")
-@pytest.mark.parametrize("words", ["show nowhere", "watch nowhere --events", "watch nowhere", "show nowhere --top 1"])
+@pytest.mark.parametrize("words", ["show nowhere", "watch nowhere --events", "watch nowhere", "show nowhere --index 1"])
 def test_no_such_accumulator(cli, words):
     found = cli(*words.split())
     assert found.exit_code == 3

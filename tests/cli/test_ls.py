@@ -37,13 +37,6 @@ def test_ls(cli, cli_json, open_dense, open_sparse, background, until):
         take.result()
 
 
-def test_ls_of_private_ones(cli, cli_json, open_dense):
-    private = open_dense("float32", [3])
-    name = private.accumulator_ref.removeprefix("redisacc:{").removesuffix("}")
-    assert cli_json("ls") == []
-    assert [found["name"] for found in cli_json("ls", "--private")] == [name]
-
-
 def test_ls_passes_over_names_without_a_record(cli, cli_json, client, open_dense):
     open_dense("float32", [3], "w")
     client.sadd("redisacc:names", "gone")

@@ -11,7 +11,6 @@ from redisacc.tools.cli import main
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("show", "w", "--index", "1", "--top", "1"), "give --index or --top, not both"),
         (("show", "w", "--index", "-1"), "-1 is not in the range 0<=x<=9223372036854775807"),
         (("show", "a{b}"), "no accumulator can have the name 'a{b}'"),
         (("ls", "--redis", "http://x"), "a URL must begin with"),
@@ -72,7 +71,6 @@ REFUSED = [
     *((("watch", "w", "--events", "--timeout", value)) for value in ("nan", "-1", "-inf", "x")),
     *((("take", "w", "1", "--discard", "--timeout", value)) for value in ("nan", "-1", "x")),
     *((("show", "w", "--index", value)) for value in ("99999999999999999999", "-1", "1.5", "9" * 5000, "nan")),
-    ("show", "w", "--top", "0"),
     ("apply", "w", "-", "--local-step", str(2**63)),
     ("watch", "-n", "0"),
     ("watch", "w", "--events", "-n", "-1"),

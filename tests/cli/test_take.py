@@ -5,7 +5,6 @@ import os
 
 import numpy as np
 import pytest
-from terminals import on_a_terminal
 
 pytestmark = pytest.mark.servers("valkey", "cluster")
 
@@ -51,13 +50,6 @@ def test_take_and_apply_sparse(cli, cli_json, open_sparse, tmp_path):
     assert said == {"outcome": "applied", "local_step": 1, "global_step": 1, "num_accumulated": 1}
     assert acc.info().workers == {"bob": 1}
     assert acc.peek().gradient.indices.tolist() == [1, 4]
-
-
-def test_take_shows_on_a_terminal_how_full_the_round_is(real_server, accumulator):
-    accumulator.apply_grad([1, 2, 3])
-    said = on_a_terminal("take", "w", "2", "--discard", "--yes", "--redis", real_server.url, until="1 of 2")
-    assert "waiting" in said
-    assert "Traceback" not in said
 
 
 def test_take_times_out(cli, accumulator, tmp_path):

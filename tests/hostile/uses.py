@@ -243,7 +243,7 @@ async def _peek(world, url):
 
 # Commands that only read, and those that change something.
 READING = (
-    ("ls",), ("ls", "--private"), ("ls", "--json"), ("show", "w"), ("show", "w", "--json"), ("show", "w", "--top", "1"),
+    ("ls",), ("ls", "--json"), ("show", "w"), ("show", "w", "--json"), ("show", "w", "--index", "1"),
     ("show", "w", "--index", "1", "--json"), ("watch", "-n", "1"), ("watch", "-n", "1", "--json"),
     ("take", "w", "--recover"),
     ("doctor", "--fix", "--dry-run"), ("doctor", "--fix", "--dry-run", "--json"), ("doctor",),

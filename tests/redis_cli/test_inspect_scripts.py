@@ -216,13 +216,13 @@ def test_a_tree_is_left_to_show(client, open_tree):
         mean=redisacc.Mean(missing="skip", rows="index"),
     )
     acc.apply_grad({"a": None, "b": 1})
-    with pytest.raises(ResponseError, match="use `redisacc show NAME --leaf PATH`"):
+    with pytest.raises(ResponseError, match="use `redisacc show NAME --leaf PATH --index I`"):
         index_of(client, acc, "b")
     lines = run(client, "summary", acc.accumulator_ref)
     assert lines[:3] == [
         "redisacc:{w}: tree float32 2 leaves MEAN by the gradients that have the leaf, "
         "of a row by those that held its index",
-        "`redisacc show NAME --leaves` lists the leaves",
+        "`redisacc show NAME --json` lists the leaves",
         "step 0, 1 gradients in this round",
     ]
 

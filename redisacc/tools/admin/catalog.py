@@ -6,13 +6,11 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator
 
-from redisacc._format.keys import NAMES, PREFIX
+from redisacc._format.keys import NAMES
 from redisacc._text import is_unicode, shown
 from redisacc._wire import scans
 from redisacc._wire.transport import Transport
 from redisacc.errors import InvalidArgumentError
-
-_RECORD = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}")
 
 
 def _check(pattern: str) -> None:
@@ -43,17 +41,6 @@ def listed(transport: Transport, pattern: str = "*") -> list[bytes]:
     return scans.scan_members(transport, NAMES, match=pattern)
 
 
-def list_names(transport: Transport, pattern: str = "*", *, private: bool = False) -> list[str]:
-    """Returns the names of accumulators, sorted. A listed name that is not UTF-8 belongs to none, and is left out.
-
-    Args:
-        transport: the way to the server.
-        pattern: a glob that the names match.
-        private: whether private accumulators are included, which requires a scan of all keys of the server.
-    """
-    names = set(_texts(listed(transport, pattern)))
-    if private:
-        for key in scan_keys(transport, f"{PREFIX}{{{pattern}}}"):
-            if (match := _RECORD.fullmatch(key)) is not None:
-                names.add(match[1])
-    return sorted(names)
+def list_names(transport: Transport, pattern: str = "*") -> list[str]:
+    """Returns the names of accumulators, sorted. A listed name that is not UTF-8 belongs to none, and is left out."""
+    return sorted(_texts(listed(transport, pattern)))

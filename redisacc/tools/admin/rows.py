@@ -26,7 +26,6 @@ class Rows:
     """Rows of the current round, or of a leaf of its trees.
 
     Attributes:
-        leaf: the leaf; None if the gradients are no trees.
         has_means: whether a take returns means.
         indices: int64 ``[n]``, ascending. Indices that no gradient held are left out.
         counts: ``[n]``: how many gradients held each index or, if a weight differs from 1 and means are divided by
@@ -40,7 +39,6 @@ class Rows:
         total_weight: the sum of the weights of the gradients.
     """
 
-    leaf: Leaf | None
     has_means: bool
     indices: Array
     counts: Array
@@ -139,7 +137,6 @@ def read_rows(transport: Transport, keys: Keys, path: str | None = None) -> Rows
     nobody = np.empty(0, np.int64), np.empty(0, np.uint64), nothing, nothing, 0
     indices, counts, sums, results, present = found.gradient or nobody
     return Rows(
-        None if path is None else leaf,
         spec.reduction_type == "MEAN",
         indices,
         counts,

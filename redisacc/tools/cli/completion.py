@@ -12,14 +12,14 @@ from redisacc.tools.cli.shared.options import HELP
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print the script that completes commands, options, names of accumulators and paths of leaves.
+    """Print the script that completes commands, options and names of accumulators.
 
     \b
     bash   eval "$(redisacc completion bash)"          in ~/.bashrc
     zsh    eval "$(redisacc completion zsh)"           in ~/.zshrc
     fish   redisacc completion fish | source           in config.fish
 
-    Names and paths are read from the server that --redis or REDISACC_URL gives.
+    Names are read from the server that --redis or REDISACC_URL gives.
     """
     found = get_completion_class(shell)
     assert found is not None

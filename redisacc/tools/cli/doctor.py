@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import click
 import redis as redis_py
-from rich.progress import Progress
 
 from redisacc import __version__
 from redisacc._clock import durations
@@ -107,9 +106,7 @@ def _fix(transport: Transport, name: str | None, *, dry_run: bool) -> None:
     removed = 0
     if removing:
         confirm("Remove all of this garbage?")
-        with Progress(console=console(stderr=True), transient=True, disable=as_json) as progress:
-            for leftover in progress.track(found, description="removing"):
-                removed += leftover.remove()
+        removed = sum(leftover.remove() for leftover in found)
     if as_json:
         leftovers = [{"name": of.name, "why": of.why, "keys": sorted(of.keys), "bytes": of.nbytes} for of in found]
         echo_json({"leftovers": leftovers, "removed": removed})

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import RenderableType
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from redisacc._arrays.results import Round
 from redisacc._arrays.validation import INT64_MAX, INT64_MIN
 from redisacc._format.keys import Keys
-from redisacc._handles.base import ConditionalAccumulatorBase, host_and_process
+from redisacc._handles.base import host_and_process
 from redisacc._handles.existing import open_existing
 from redisacc._protocol.leases.forgetting import forget_worker
 from redisacc._protocol.lifecycle.info import read_info
 from redisacc._text import age_text, printable
 from redisacc._wire.transport import Transport
-from redisacc.errors import ConflictError, RedisAccError
+from redisacc.errors import ConflictError
 from redisacc.tools.cli.shared.failures import STALE, fail, refuse
 from redisacc.tools.cli.shared.gradient_files import GradientFiles
 from redisacc.tools.cli.shared.options import (
@@ -30,10 +28,9 @@ from redisacc.tools.cli.shared.options import (
     confirm,
     keys_of,
     name_argument,
-    output_option,
     the_server,
 )
-from redisacc.tools.cli.shared.output import console, echo_json, echo_wrapped, given, print_table, report
+from redisacc.tools.cli.shared.output import echo_json, echo_wrapped, given, print_table, report
 from redisacc.tools.monitoring.facts import count_text
 
 _NOTHING = "every round that was taken has been acknowledged"
@@ -42,7 +39,9 @@ _NOTHING = "every round that was taken has been acknowledged"
 @command(yes=True)
 @name_argument
 @click.argument("num_required", type=click.IntRange(min=1), required=False)
-@output_option
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="File for the gradient: .npy, .npz, or -."
+)
 @click.option("--discard", is_flag=True, help="Discard the gradient for good.")
 @click.option("--timeout", type=Seconds(min=0), metavar="S", help="Wait at most S seconds.")
 @click.option("--worker", metavar="NAME", help="Name of this taker.  [default: host:pid]")
@@ -99,8 +98,7 @@ def take(
         if discard:
             confirm(f"Take the next round of {printable(name)} and discard its gradient for good?")
         source = accumulator.take(num_required, timeout=timeout)
-    waiting = contextlib.nullcontext() if recover else _waiting(accumulator, num_required)
-    with _naming_file(output), waiting, source as taken:
+    with _naming_file(output), source as taken:
         if taken is None:
             fail("the round was acknowledged or recovered by another process in the meantime")
         if files is not None and output is not None:
@@ -169,34 +167,6 @@ def _report(verb: str, taken: Round[Any], output: Path | None) -> None:
         f"from {workers}",
         err=to_stdout,
     )
-
-
-@contextlib.contextmanager
-def _waiting(accumulator: ConditionalAccumulatorBase[Any], num_required: int | None) -> Iterator[None]:
-    """Shows on a terminal how full the round is, as long as the take waits."""
-    out = console(stderr=True)
-    if not out.is_terminal:
-        yield
-        return
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=None),
-        TextColumn("{task.completed} of {task.total}", markup=False),
-        TimeElapsedColumn(),
-    )
-
-    class Filling(Progress):
-        def get_renderables(self) -> Iterable[RenderableType]:
-            with contextlib.suppress(RedisAccError):
-                for task in self.tasks:
-                    total = num_required or accumulator.quorum().least or 1
-                    self.update(task.id, total=total, completed=min(accumulator.num_accumulated(), total))
-            yield from super().get_renderables()
-
-    bar = Filling(*columns, console=out, expand=True, transient=True, refresh_per_second=3)
-    bar.add_task("waiting", total=num_required)
-    with bar:
-        yield
 
 
 @command()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from redisacc.tools.admin.catalog import list_names
 from redisacc.tools.admin.memory import Memory, memory
 from redisacc.tools.admin.rows import Rows, read_rows, read_spec
 from redisacc.tools.cli.shared.failures import refuse
-from redisacc.tools.cli.shared.options import command, keys_of, leaf_option, name_argument, the_server
+from redisacc.tools.cli.shared.options import command, keys_of, name_argument, the_server
 from redisacc.tools.cli.shared.output import by_name, echo_json, echo_wrapped, given, print_facts, print_table
 from redisacc.tools.monitoring.facts import (
     bytes_text,
@@ -37,14 +36,13 @@ from redisacc.tools.monitoring.facts import (
     schema_text,
 )
 
-# Number of leaves shown without --leaves, and of elements of a row.
+# Number of leaves shown without --json, and of elements of a row.
 _LEAVES, _ELEMENTS = 20, 8
 
 
 @command()
 @click.argument("pattern", default="*")
-@click.option("--private", is_flag=True, help="Include private accumulators (scans all keys of the server).")
-def ls(*, pattern: str, private: bool) -> None:
+def ls(*, pattern: str) -> None:
     """List accumulators and parameters.
 
     PATTERN is a glob as Redis understands it, for example 'demo-*'; without it, all are listed. "+1" after the DTYPE of
@@ -55,7 +53,7 @@ def ls(*, pattern: str, private: bool) -> None:
     transport = the_server()
     found: list[tuple[AccumulatorInfo, int]] = []
     parameters: dict[str, ParametersInfo] = {}
-    for name in list_names(transport, pattern, private=private):
+    for name in list_names(transport, pattern):
         with _reporting():
             if (published := read_parameters_info(transport, ParameterKeys(name))) is not None:
                 parameters[name] = published
@@ -111,8 +109,7 @@ def _waiting_text(info: AccumulatorInfo) -> str:
 
 @command()
 @name_argument
-@leaf_option
-@click.option("--leaves", "list_leaves", is_flag=True, help="List all leaves of a tree.")
+@click.option("--leaf", "path", metavar="PATH", help="With --index: show rows of this leaf of a tree.")
 @click.option(
     "--index",
     "indices",
@@ -121,54 +118,26 @@ def _waiting_text(info: AccumulatorInfo) -> str:
     metavar="I",
     help="Show row I; may be repeated.",
 )
-@click.option("--top", type=click.IntRange(min=1), metavar="K", help="Show K rows, chosen by --by.")
-@click.option(
-    "--by",
-    type=click.Choice(["norm", "hits"]),
-    default="norm",
-    help="Choose the rows with the largest norm, or those that occur in the most gradients.",
-)
-def show(
-    *,
-    name: str,
-    path: str | None,
-    list_leaves: bool,
-    indices: tuple[int, ...],
-    top: int | None,
-    by: str,
-) -> None:
+def show(*, name: str, path: str | None, indices: tuple[int, ...]) -> None:
     """Show an accumulator: record, workers, waiting takers, rounds taken but not acknowledged, memory; and parameters.
 
-    With --index or --top, show rows of the current round instead: how many gradients each row occurs in, the sum, and
-    the mean if a take returns one. A row of a dense accumulator is an entry of its first dimension.
+    With --index, show rows of the current round instead: how many gradients each row occurs in, the sum, and the mean
+    if a take returns one. A row of a dense accumulator is an entry of its first dimension. This reads the whole round,
+    as peek() does.
 
-    For a tree, the first leaves are listed, or all with --leaves. With --leaf, show how much of this leaf the current
-    round holds, and the norm of the result of a take; --index and --top then choose rows of this leaf.
-
-    --index, --top and --leaf read the whole round, as peek() does.
+    For a tree, the first leaves are listed, or all with --json. With --leaf, --index chooses rows of this leaf.
 
     \b
       redisacc show embeddings
       redisacc show embeddings --index 42 --index 7
-      redisacc show embeddings --top 5 --by hits
       redisacc show model --leaf layers/0/w --index 7
     """
-    refuse(indices and top, "give --index or --top, not both")
-    refuse(
-        list_leaves and (indices or top or path is not None),
-        "--leaves lists the leaves, so it goes without --leaf, --index and --top",
-    )
+    refuse(path is not None and not indices, "--leaf needs --index")
     keys, transport = keys_of(name), the_server()
-    if indices or top:
-        rows = _select_rows(read_rows(transport, keys, path), indices, top, by)
-        _print_rows(keys.name, path, rows, indices)
+    if indices:
+        _print_rows(keys.name, path, read_rows(transport, keys, path), indices)
         return
-    if path is not None:
-        rows = read_rows(transport, keys, path)
-        assert rows.leaf is not None
-        _print_leaf(keys.name, rows.leaf, rows)
-        return
-    parameters = None if list_leaves else read_parameters_info(transport, ParameterKeys(keys.name))
+    parameters = read_parameters_info(transport, ParameterKeys(keys.name))
     try:
         info = read_info(transport, keys)
     except NotFoundError:
@@ -180,10 +149,6 @@ def show(
             _print_parameters(parameters)
         return
     leaves = read_spec(transport, keys).leaves if info.kind == "tree" else ()
-    if list_leaves:
-        refuse(info.kind != "tree", f"--leaves: the gradients of {printable(keys.name)} are not trees, but {info.kind}")
-        _print_leaves(leaves)
-        return
     sizes = _memory(transport, keys, parameters)
     if given("json"):
         facts = {
@@ -243,9 +208,10 @@ def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: Sequence[M
     _print_memory(sizes)
     if leaves:
         click.echo("\nleaves")
-        _print_leaves(leaves[:_LEAVES], indent=2)
+        facts = [_leaf_facts(leaf) | {"shape": declared_shape_text(leaf.shape)} for leaf in leaves[:_LEAVES]]
+        print_table(["PATH", "KIND", "DTYPE", "SHAPE"], [list(of.values()) for of in facts], indent=2)
         if len(leaves) > _LEAVES:
-            click.echo(f"  and {len(leaves) - _LEAVES} more, which --leaves lists")
+            click.echo(f"  and {len(leaves) - _LEAVES} more, which --json lists")
 
 
 def _print_parameters(info: ParametersInfo) -> None:
@@ -277,32 +243,6 @@ def _leaf_facts(leaf: Leaf) -> dict[str, Any]:
     return {"path": leaf.path, "kind": kind, "dtype": leaf.dtype.name, "shape": leaf.shape}
 
 
-def _print_leaves(leaves: Sequence[Leaf], *, indent: int = 0) -> None:
-    """Prints what the leaves of a tree are."""
-    found = list(map(_leaf_facts, leaves))
-    if given("json"):
-        echo_json(found)
-    else:
-        rows = [[*list(facts.values())[:-1], declared_shape_text(facts["shape"])] for facts in found]
-        print_table(["PATH", "KIND", "DTYPE", "SHAPE"], rows, indent=indent)
-
-
-def _print_leaf(name: str, leaf: Leaf, rows: Rows) -> None:
-    """Prints how much of a leaf the round holds."""
-    norms = _norms(rows.results)
-    with np.errstate(all="ignore"):
-        norm = float(np.sqrt((norms * norms).sum()))
-    if given("json"):
-        facts = {**_round_facts(rows), "num_present": rows.num_present, "rows": len(rows.indices), "norm": norm}
-        echo_json({"name": name, "leaf": _leaf_facts(leaf), **facts})
-        return
-    click.echo(_rows_title(name, leaf.path, rows))
-    click.echo(f"  {printable(leaf.text)}")
-    of = "" if not leaf.shape or leaf.shape[0] is None else f" of {leaf.shape[0]}"
-    held = f"{count_text(len(rows.indices), 'row')}{of}, " if leaf.shape else ""
-    click.echo(f"  {held}norm {norm:.6g}")
-
-
 def _rows_title(name: str, path: str | None, rows: Rows) -> str:
     """Returns the origin of the rows: the accumulator, the leaf, and the gradients of the round."""
     title = printable(name) if path is None else f"{printable(name)}, leaf {printable(path)}"
@@ -312,19 +252,6 @@ def _rows_title(name: str, path: str | None, rows: Rows) -> str:
         has_all = rows.num_present == rows.total_weight
         return text + weight + ("" if has_all else f", {number_text(rows.num_present)} of it with this leaf")
     return text + (f", {rows.num_present} with this leaf" if rows.num_present < rows.num_accumulated else "")
-
-
-def _select_rows(rows: Rows, indices: Sequence[int], top: int | None, by: str) -> Rows:
-    """Returns the rows that --index, or --top and --by, ask for, as far as the round holds them."""
-    if top is None:
-        places = np.flatnonzero(np.isin(rows.indices, np.array(indices, np.uint64)))
-    else:
-        weights = rows.counts.astype(np.float64) if by == "hits" else _norms(rows.results)
-        # The largest first, and among equal ones the lower index. NaN counts as the largest: it needs attention.
-        weights = np.where(np.isnan(weights), np.inf, weights)
-        places = np.argsort(-weights, kind="stable")[:top]
-    chosen = {field: getattr(rows, field)[places] for field in ("indices", "counts", "sums", "results")}
-    return dataclasses.replace(rows, **chosen)
 
 
 def _norms(values: Array) -> Array:
@@ -339,10 +266,13 @@ def _print_rows(name: str, path: str | None, rows: Rows, wanted: Sequence[int]) 
     columns = {"index": rows.indices, "count": rows.counts, "norm": _norms(rows.results), "sum": rows.sums}
     if rows.has_means:
         columns["mean"] = rows.results
+    held = np.isin(rows.indices, np.array(wanted, np.uint64))
+    columns = {what: values[held] for what, values in columns.items()}
     if given("json"):
         of_leaf = {} if path is None else {"leaf": path, "num_present": rows.num_present}
+        of_round = {"global_step": rows.global_step, "num_accumulated": rows.num_accumulated}
         found = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        echo_json({"name": name, **of_leaf, **_round_facts(rows), "rows": found})
+        echo_json({"name": name, **of_leaf, **of_round, "rows": found})
         return
     click.echo(_rows_title(name, path, rows))
     for index, count, norm, *results in zip(*columns.values(), strict=True):
@@ -351,10 +281,6 @@ def _print_rows(name: str, path: str | None, rows: Rows, wanted: Sequence[int]) 
             echo_wrapped(f"  {what:<4}  {_elements(result)}", indent=8)
     for index in [index for index in wanted if index not in rows.indices]:
         click.echo(f"row {index}  in no gradient of this round")
-
-
-def _round_facts(rows: Rows) -> dict[str, int]:
-    return {"global_step": rows.global_step, "num_accumulated": rows.num_accumulated}
 
 
 def _held_text(count: Any) -> str:

@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,11 +21,10 @@ from redisacc._wire.connect import DEFAULT_URL, connect
 from redisacc._wire.transport import Transport, limited
 from redisacc.errors import InvalidArgumentError, RedisAccError
 from redisacc.tools.admin.catalog import escape_glob, list_names
-from redisacc.tools.admin.rows import read_spec
 from redisacc.tools.cli.shared.failures import EXIT_CODES, USAGE, fail, report_failures
 from redisacc.tools.cli.shared.output import given
 
-# How many names or paths the shell is offered at most.
+# How many names the shell is offered at most.
 _COMPLETIONS = 100
 
 
@@ -120,41 +119,17 @@ def command(
 
 
 def _complete_names(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return _offered(context, lambda server: list_names(server, escape_glob(incomplete) + "*"))
-
-
-def _complete_leaves(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    def paths(server: Transport) -> Iterable[str]:
-        # An option that lacks its value ends click's parsing before the arguments get their names.
-        name = context.params.get("name") or next(iter(context.args), "")
-        spec = read_spec(server, keys_of(name))
-        return (leaf.path for leaf in spec.leaves if leaf.path and leaf.path.startswith(incomplete))
-
-    return _offered(context, paths)
-
-
-def _offered(context: click.Context, find: Callable[[Transport], Iterable[str]]) -> list[CompletionItem]:
-    # Silent where no server answers, or nothing has that name: this runs while somebody types.
+    # Silent where no server answers: this runs while somebody types.
     try:
-        found = find(connect(context.meta.get("redisacc.url") or None))
+        found = list_names(connect(context.meta.get("redisacc.url") or None), escape_glob(incomplete) + "*")
     except RedisAccError:
         return []
     return [CompletionItem(text) for text in itertools.islice(filter(str.isprintable, found), _COMPLETIONS)]
 
 
-# Arguments and options, which the shell completes.
+# Arguments, which the shell completes.
 name_argument = click.argument("name", shell_complete=_complete_names)
 names_argument = click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_complete_names)
-leaf_option = click.option(
-    "--leaf",
-    "path",
-    metavar="PATH",
-    shell_complete=_complete_leaves,
-    help="Show this leaf of a tree, or the rows of it.",
-)
-output_option = click.option(
-    "--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="File for the gradient: .npy, .npz, or -."
-)
 
 
 def keys_of(name: str) -> Keys:
