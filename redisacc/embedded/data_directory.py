@@ -22,6 +22,7 @@ __all__ = ["DataDirectory", "DirectoryInUseError", "Persistence"]
 _log = logging.getLogger("redisacc")
 
 _LOCK_NAME = "server.lock"
+_LOG_LIMIT = 1 << 20  # bytes
 
 _SNAPSHOT = "dump.rdb"
 # Redis 6.2 has one append-only file. Later servers have a directory with a manifest that lists the valid files; they
@@ -131,6 +132,19 @@ class DataDirectory:
             for path in self.path.glob(pattern):
                 with contextlib.suppress(OSError):
                     path.unlink()
+
+    def open_log(self) -> int:
+        """Opens the server's log, `server.log`, to append to it and to read it. Returns the descriptor.
+
+        A log of more than 1 MiB from earlier servers is renamed to `server.log.1` first.
+
+        Raises:
+            OSError: the log can't be opened.
+        """
+        path = self.path / "server.log"
+        if path.exists() and path.stat().st_size > _LOG_LIMIT:
+            path.replace(path.with_suffix(".log.1"))
+        return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[int]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import time
+import weakref
 from collections.abc import Sequence
 
 import redis
@@ -16,7 +18,6 @@ from redisacc.embedded.command_line import ENVIRONMENT, secrets, server_command
 from redisacc.embedded.data_directory import DataDirectory, DirectoryInUseError, Persistence
 from redisacc.embedded.forks import disown_after_fork, fork_lock, handlers_deferred
 from redisacc.embedded.guarded_process import GuardedProcess, status_text
-from redisacc.embedded.log_file import LogFile
 from redisacc.embedded.program import Program
 from redisacc.errors import ServerError
 
@@ -87,35 +88,33 @@ class ServerProcess:
             time.sleep(0.05)
 
     def _spawn(self) -> None:
-        path = self.directory.path
-        with contextlib.ExitStack() as on_failure:
-            with self.directory.locked() as lock:
-                self.directory.remove_unfinished_files()
-                append_only = self.persistence is Persistence.APPEND_ONLY_FILE
-                if append_only:
-                    self.directory.append_to_snapshot()
-                # A server without an append-only file of its own still loads the file of an earlier server.
-                self._leaves_file = not append_only and self.directory.has_append_only_file()
-                self._log = LogFile(path)
-                on_failure.callback(self._log.close)
-                with self._log.open_writer() as writer:
-                    command = server_command(
-                        self.program,
-                        path,
-                        self.address,
-                        self.persistence,
-                        append_only=append_only or self._leaves_file,
-                    )
-                    self.process = GuardedProcess(
-                        # The "-" is the standard input.
-                        [*command, *self.options, "-"],
-                        directory=self.directory,
-                        lock=lock,
-                        log=writer.fileno(),
-                        environment=ENVIRONMENT,
-                        written=secrets(self.address),
-                    )
-            on_failure.pop_all()
+        with self.directory.locked() as lock:
+            self.directory.remove_unfinished_files()
+            append_only = self.persistence is Persistence.APPEND_ONLY_FILE
+            if append_only:
+                self.directory.append_to_snapshot()
+            # A server without an append-only file of its own still loads the file of an earlier server.
+            self._leaves_file = not append_only and self.directory.has_append_only_file()
+            # Open as long as this object exists, because a temporary directory is gone once the server has ended.
+            self._log = self.directory.open_log()
+            weakref.finalize(self, os.close, self._log)
+            self._log_start = os.fstat(self._log).st_size
+            command = server_command(
+                self.program,
+                self.directory.path,
+                self.address,
+                self.persistence,
+                append_only=append_only or self._leaves_file,
+            )
+            self.process = GuardedProcess(
+                # The "-" is the standard input.
+                [*command, *self.options, "-"],
+                directory=self.directory,
+                lock=lock,
+                log=self._log,
+                environment=ENVIRONMENT,
+                written=secrets(self.address),
+            )
 
     def wait_until_ready(self, timeout: float) -> None:
         """Blocks until this server, and not another one on the same port, answers and has loaded its data.
@@ -191,8 +190,10 @@ class ServerProcess:
         return facts if facts.get("process_id") == str(self.process.pid) else {}
 
     def log_tail(self, lines: int) -> str:
-        """Returns the last lines that the server has logged. Must not be called in a forked child."""
-        return self._log.tail(lines)
+        """Returns the last lines that the server has logged."""
+        size = os.fstat(self._log).st_size - self._log_start
+        text = os.pread(self._log, size, self._log_start).decode(errors="replace")
+        return "\n".join(text.rstrip().split("\n")[-lines:])
 
     def end(self) -> None:
         """Ends the server and blocks until it has ended. May be called at any time and more than once.
@@ -212,13 +213,11 @@ class ServerProcess:
             )
         # The guard has removed a temporary directory, unless it was killed.
         self.directory.remove_if_temporary()
-        self._log.close()
 
     def disown(self) -> None:
         """Lets go, in a forked child, of everything that would keep the server alive or end it."""
         self.owned = False
         self.process.disown()
-        self._log.disown()
 
     def _end_of_log(self) -> str:
         tail = self.log_tail(10)
