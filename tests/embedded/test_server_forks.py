@@ -121,39 +121,6 @@ def test_fork_in_the_middle_of_a_start_does_not_keep_the_server(any_executable, 
         assert (status, err) == (0, "")
 
 
-FORK_WHILE_READING = """
-import os, signal, sys, threading
-from redisacc.embedded import Server
-
-signal.alarm(20)
-with Server(executable=sys.argv[1]) as server:
-    with (server.dir / "server.log").open("a") as log:
-        log.write("a line\\n" * 100_000)
-    done = threading.Event()
-
-    def read():
-        while not done.is_set():
-            server.log_tail()
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    for _ in range(100):
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        os.waitpid(pid, 0)
-    done.set()
-    thread.join()
-print("good")
-"""
-
-
-@pytest.mark.slow
-def test_fork_while_the_log_is_read_does_not_hang_the_child(any_executable, tmp_path):
-    with run("-W", "ignore::DeprecationWarning", "-c", FORK_WHILE_READING, any_executable, cwd=tmp_path) as owner:
-        assert owner.result(30) == (0, "good\n", "")
-
-
 def test_stop_after_an_interrupt_that_left_popens_lock_locked():
     """CPython's Popen.poll() takes a lock a moment before it makes sure to release it; Ctrl-C may fall in between."""
     server = Server()

@@ -70,7 +70,6 @@ def test_a_node_that_dies_is_started_again(host):
     says(runs["b"], "the node has restarted as process")
     all_trained(runs, 150)
     for run in runs.values():
-        assert "a node on host b was restarted" in run.err
         assert not re.search(r"host \w is missing", run.err)
 
 

@@ -15,7 +15,7 @@ KNOWN = Agreement("1" * 32, 3, READY, "terms", (Member("a", "10.0.0.1", "", ""),
 
 
 def host(name="b", stage=WORKS, run="0"):
-    return Host(name, run * 32, TAKES_PART, stage, "10.0.0.2", "", "", "0", "0", "terms")
+    return Host(name, run * 32, TAKES_PART, stage, "10.0.0.2", "", "", "0", "terms")
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def host(name, stage=CAME, run=None, role=None, terms=TERMS, **more):
     run = (run or name).encode().hex().ljust(32, "0")
     nodes = name.encode().hex().ljust(40, "0") if stage in (STARTED, WORKS) else ""
     role = role or (MEETS if name == "a" else TAKES_PART)
-    made = Host(name, run, role, stage, f"10.0.0.{ord(name[0])}", "6401", nodes, "0", "0", terms.text)
+    made = Host(name, run, role, stage, f"10.0.0.{ord(name[0])}", "6401", nodes, "0", terms.text)
     return made._replace(**more)
 
 
@@ -151,12 +151,6 @@ def test_a_host_that_is_back_before_it_was_missed_is_told_as_well():
     assert [line.partition(";")[0] for line in meeting.lines] == ["host b is missing", "host b has returned"]
 
 
-def test_a_node_that_was_started_again():
-    meeting = working("a", "b", "c")
-    meeting.hear(host("a", WORKS), host("b", WORKS, starts="1"), host("c", WORKS))
-    assert meeting.lines == ["a node on host b was restarted"]
-
-
 def test_joining_takes_the_place_and_the_nodes_of_a_host_that_is_gone():
     meeting = working("a", "b", "c")
     nodes = meeting.agreement.members[1].nodes
@@ -270,7 +264,6 @@ WRONG = [
     ("ports", "1,2,3"),
     ("ports", "x"),
     ("nodes", "x"),
-    ("starts", "-1"),
     ("code", "1000"),
     ("terms", ""),
     ("terms", "x\ny"),

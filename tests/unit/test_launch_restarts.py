@@ -35,11 +35,6 @@ def test_a_death_counts_until_it_is_as_old_as_the_window():
     assert [restarts.pause_after(STEADY, now) for now in times] == [0, 0, 0, None]
 
 
-def test_the_window_may_be_another_one():
-    restarts = Restarts(1, window=5)
-    assert [restarts.pause_after(STEADY, now) for now in (0, 5, 10, 14)] == [0, 0, 0, None]
-
-
 def test_any_number_is_allowed():
     restarts = Restarts(10**6)
     assert [restarts.pause_after(0, now) for now in range(5000)][-1] == 30

@@ -44,7 +44,7 @@ def texts(until):
     def look(server, limit):
         keeper = ServerKeeper(server, Prompt(limit), keeps_data=True, name="it")
         found = [keeper.look()]
-        while not keeper.starts and found[-1].code is None:
+        while "has restarted" not in found[-1].text and found[-1].code is None:
             found.append(until(keeper.look))
         return [text for text, *_ in found]
 

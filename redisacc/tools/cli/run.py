@@ -26,7 +26,7 @@ from redisacc.tools.cli.shared.output import given
 from redisacc.tools.cli.shared.several_hosts import check_several_hosts, several_hosts_options, this_host
 from redisacc.tools.launch.hosts.host import ThisHost
 from redisacc.tools.launch.hosts.news import workers_text
-from redisacc.tools.launch.restarts import PERMANENT, WINDOW, Restarts
+from redisacc.tools.launch.restarts import PERMANENT, Restarts
 from redisacc.tools.launch.run import VISIBLE_GPUS, CannotStartError, Run, places
 from redisacc.tools.launch.server_keeper import ServerKeeper
 
@@ -90,15 +90,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     type=click.IntRange(0, 1_000_000),
     default=5,
     metavar="N",
-    help="How often a process that fails restarts within --restart-window. After one more failure, the run ends.",
-)
-@click.option(
-    "--restart-window",
-    # A year means the whole run.
-    type=Seconds(1, 366 * 86400),
-    default=WINDOW,
-    metavar="SECONDS",
-    help="Time for which a failure counts against --restarts.",
+    help="How often a process that fails restarts within an hour. After one more failure, the run ends.",
 )
 @click.option(
     "--give-up-on",
@@ -148,7 +140,6 @@ def run(
     gpus: int | None,
     ranks: bool,
     restarts: int,
-    restart_window: float,
     give_up_on: tuple[int, ...],
     grace: float,
     with_server: bool,
@@ -219,7 +210,7 @@ def run(
         f"--gpus is {gpus}, but {VISIBLE_GPUS} lists only {shown(visible)}",
     )
 
-    restarts_of = partial(Restarts, restarts, restart_window)
+    restarts_of = partial(Restarts, restarts)
     new_run = partial(Run, command=program, gpus=gpus, ranks=ranks, give_up_on=give_up_on, grace=grace)
     try:
         if hosts["hosts"] is None:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 # shell itself; EX_USAGE and EX_CONFIG of sysexits.h; what a shell cannot execute or find.
 PERMANENT = (2, 64, 78, 126, 127)
 
-# Seconds for which a death counts, unless the caller wants others. Counting only deaths in quick succession would
-# restart a process for ever that dies every few minutes and finishes nothing.
+# Seconds for which a death counts. Counting only deaths in quick succession would restart a process for ever that dies
+# every few minutes and finishes nothing.
 WINDOW = 3600.0
 # A process that lived for this many seconds is started again at once: pauses are for processes that die while they
 # begin, and would cost a training on machines that fail now and then much of its time.
@@ -24,24 +24,19 @@ class Restarts:
     """The deaths of the processes that take one place.
 
     Args:
-        limit: maximum number of restarts within the window, at least 0.
-        window: seconds for which a death counts: one that is exactly this old no longer does.
+        limit: maximum number of restarts within an hour, at least 0.
         lacks_hosts: whether something on another host is missing, of which a process may die: its deaths do not count.
-
-    Attributes:
-        window: as given.
     """
 
-    def __init__(self, limit: int, window: float = WINDOW, lacks_hosts: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, limit: int, lacks_hosts: Callable[[], bool] = lambda: False) -> None:
         self._limit = limit
-        self.window = window
         self._lacks_hosts = lacks_hosts
         self._deaths: deque[float] = deque()
         self._in_succession = 0
 
     @property
     def deaths(self) -> int:
-        """The number of deaths within the window that ended with the latest one."""
+        """The number of deaths within the hour that ended with the latest one."""
         return len(self._deaths)
 
     def pause_after(self, lived: float, now: float) -> float | None:
@@ -51,7 +46,7 @@ class Restarts:
             lived: the number of seconds that the process lived.
             now: the time of its death, in seconds of a clock that never goes back.
         """
-        while self._deaths and now - self._deaths[0] >= self.window:
+        while self._deaths and now - self._deaths[0] >= WINDOW:
             self._deaths.popleft()
         self._in_succession = 0 if lived >= STEADY else self._in_succession + 1
         if not self._lacks_hosts():

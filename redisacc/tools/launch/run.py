@@ -337,7 +337,7 @@ class Run:
             self.say(f"{member.name} {how} too often; the run continues without it")
             return
         deaths = member.restarts.deaths
-        often = "" if deaths == 1 else f", its {_ordinal(deaths)} failure within {_duration(member.restarts.window)}"
+        often = "" if deaths == 1 else f", failure number {deaths} within an hour"
         self.say(
             f"{member.name} {how}{often}; the run ends with exit code {code}. Its output above may say why. "
             "--restarts allows more failures"
@@ -450,12 +450,3 @@ class Run:
     def say(self, text: str) -> None:
         """Writes a line of its own to standard error, between the lines of its processes."""
         self._err.put(self._prefix(_OWN_NAME), _OWN_COLOR, printable(text, MESSAGE).encode())
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:g} s"
-
-
-def _ordinal(number: int) -> str:
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"

@@ -32,7 +32,6 @@ class ServerKeeper:
         keeps_data: whether it has a directory of its own, so that it starts with what it had written.
         name: what messages call it.
         start: starts it again. None means its own `start`.
-        starts: how often it was restarted.
     """
 
     server: Server
@@ -41,8 +40,6 @@ class ServerKeeper:
     keeps_data: bool
     name: str = "the server"
     start: Callable[[], None] | None = None
-
-    starts = 0
 
     def __post_init__(self) -> None:
         self._started_at = clock.now()
@@ -60,7 +57,6 @@ class ServerKeeper:
         if error is not None:
             return self._try_again(f"{self.name} could not be restarted: {error}")
         if server.running:
-            self.starts += was_starting
             return Look(f"{self.name} has restarted as process {server.pid}") if was_starting else None
         text = how_it_ended(server, self.name)
         if server.exit_status == 0:

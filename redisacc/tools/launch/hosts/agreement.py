@@ -80,7 +80,6 @@ class Host(NamedTuple):
         address: its IP address.
         ports: those of its nodes, with commas between them.
         nodes: the ids of its nodes, once they have started, with commas between them.
-        starts: how often its nodes have been started again.
         code: the exit code with which it has failed.
         terms: what its command says.
     """
@@ -92,7 +91,6 @@ class Host(NamedTuple):
     address: str
     ports: str
     nodes: str
-    starts: str
     code: str
     terms: str
 
@@ -140,7 +138,6 @@ _TEXTS = {
     "address": "[0-9A-Fa-f:.]{2,45}",
     "ports": r"|\d{1,5}(?:,\d{1,5})?",
     "nodes": "|[0-9a-f]{40}(?:,[0-9a-f]{40})?",
-    "starts": r"\d{1,9}",
     "code": r"\d{1,3}",
     "terms": ".{1,300}",
 }

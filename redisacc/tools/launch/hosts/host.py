@@ -12,7 +12,8 @@ from urllib.parse import quote, urlencode
 import redis
 
 from redisacc._clock import clock
-from redisacc._text import printable, seconds_text
+from redisacc._protocol.waiting.wait import WaitLog
+from redisacc._text import printable
 from redisacc._wire.slot_map import Address
 from redisacc.embedded import Server
 from redisacc.embedded.addresses import TLS, TCPAddress, is_loopback
@@ -44,9 +45,6 @@ from redisacc.tools.launch.restarts import Restarts
 from redisacc.tools.launch.run import CannotStartError, Look
 from redisacc.tools.launch.server_keeper import ServerKeeper
 
-# Seconds until a wait is said, and the longest time until it is said again: each time it is twice as long.
-_FIRST_WORD = 5.0
-_LONGEST_SILENCE = 600.0
 _PAUSE = 0.05
 # How long other hosts have to hear that this one has given up.
 _LAST_WORDS = 3.0
@@ -173,13 +171,13 @@ class ThisHost(contextlib.ExitStack):
     def _find_meeting_point(self) -> str:
         """Blocks until the meeting point has an IP address, and returns it. Finds this host's, too."""
         meet = self.meet
-        reminder = _Reminder(self.say)
+        log = WaitLog(clock.now())
         while True:
             try:
                 address = meet.resolve()
                 break
             except OSError as error:
-                reminder.remind(f"waiting for an address of {meet.host} ({error}): is the name right?")
+                self._remind(log, f"waiting for an address of {meet.host} ({error}): is the name right?")
             clock.sleep(0.5)
         try:
             # If the meeting point is here, other hosts reach this one by its address.
@@ -213,14 +211,14 @@ class ThisHost(contextlib.ExitStack):
     def _register(self, point: MeetingPoint, address: str) -> Host:
         """Blocks until this host has its lease at the meeting point, which it starts if that is here."""
         meet = self.meet
-        reminder, alive_until = _Reminder(self.say), None
+        log, alive_until = WaitLog(clock.now()), None
         while True:
             if not self._meets:
                 # At first, the server of an earlier command may still be there, and end.
                 self._start_meeting_point(address)
             role = MEETS if self._meets else JOINS if self.joins else TAKES_PART
             ports = ",".join(map(str, self._ports))
-            host = Host(self.name, self._run, role, CAME, self.address, ports, "", "0", "0", self.terms.text)
+            host = Host(self.name, self._run, role, CAME, self.address, ports, "", "0", self.terms.text)
             try:
                 self._check_terms(*point.look())
                 if not point.beat(host, None).is_taken:
@@ -233,13 +231,14 @@ class ThisHost(contextlib.ExitStack):
                         "another host, give it its own --host-name; another run needs another port in "
                         "--meet"
                     )
-                reminder.remind("waiting for the end of the earlier command of this host")
+                self._remind(log, "waiting for the end of the earlier command of this host")
             except (redis.ConnectionError, redis.TimeoutError, redis.WatchError) as error:
                 if isinstance(error, redis.AuthenticationError):
                     raise self._wrong_password() from None
-                reminder.remind(
+                self._remind(
+                    log,
                     f"waiting for the meeting point at {meet} ({printable(str(error), 200)}). It is on the host that "
-                    f"has this address: does the command run there, and is port {meet.port} open?"
+                    f"has this address: does the command run there, and is port {meet.port} open?",
                 )
             except (redis.RedisError, MeetingError) as error:
                 if isinstance(error, redis.AuthenticationError) or "AUTH" in str(error):
@@ -366,10 +365,7 @@ class ThisHost(contextlib.ExitStack):
 
     def look(self) -> Look | None:
         """Returns what there is to say of other hosts and of this host's servers. Never blocks."""
-        found = next(filter(None, (look() for look in self._looks)), None)
-        if self._nodes is not None:
-            self._attendance.tell(starts=str(self._nodes.starts))
-        return found
+        return next(filter(None, (look() for look in self._looks)), None)
 
     # The end
 
@@ -393,7 +389,7 @@ class ThisHost(contextlib.ExitStack):
             self._say_looks()
             return code
         self._attendance.tell(stage=FINISHED)
-        reminder = _Reminder(self.say)
+        log = WaitLog(clock.now())
         alone_at: float | None = None
         while self._agreement.phase == READY:
             end = self._say_looks()
@@ -405,7 +401,7 @@ class ThisHost(contextlib.ExitStack):
                     "the meeting host still does not answer, and the processes of this host have ended: the run ends"
                 )
                 return 0
-            reminder.remind("the processes of this host have ended; its node stays until all hosts have finished")
+            self._remind(log, "the processes of this host have ended; its node stays until all hosts have finished")
             clock.sleep(_PAUSE)
         self._say_looks()
         return 1 if self._agreement.phase == FAILED else 0
@@ -419,7 +415,7 @@ class ThisHost(contextlib.ExitStack):
         return None
 
     def _wait_until(self, is_done: Callable[[Agreement | None], bool], text: Callable[[Agreement | None], str]) -> None:
-        reminder = _Reminder(self.say)
+        log = WaitLog(clock.now())
         while True:
             agreement = self._attendance.agreement
             done = is_done(agreement)
@@ -429,21 +425,10 @@ class ThisHost(contextlib.ExitStack):
                 self.say(found.text)
             if done:
                 return
-            reminder.remind(text(agreement))
+            self._remind(log, text(agreement))
             clock.sleep(_PAUSE)
 
-
-class _Reminder:
-    """Says from time to time what is waited for, ever more rarely."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._began = clock.now()
-        self._next = _FIRST_WORD
-
-    def remind(self, text: str) -> None:
-        """Says it, if it is time to."""
-        waited = clock.now() - self._began
-        if waited >= self._next:
-            self._say(f"for {seconds_text(round(waited))}: {text}" if waited >= 2 * _FIRST_WORD else text)
-            self._next = waited + min(self._next, _LONGEST_SILENCE)
+    def _remind(self, log: WaitLog, text: str) -> None:
+        """Says what is waited for, ever more rarely."""
+        if log.is_due(clock.now()):
+            self.say(text)

@@ -120,8 +120,6 @@ class News:
             if name in self.away:
                 self.away.discard(name)
                 lines.append(f"host {name} has returned")
-            elif was is not None and host.starts != was.starts:
-                lines.append(f"a node on host {name} was restarted")
         return lines
 
 

@@ -85,11 +85,6 @@ class Nodes:
             for place, (name, node) in enumerate(zip(names, self._nodes, strict=True))
         ]
 
-    @property
-    def starts(self) -> int:
-        """How often nodes have been started again."""
-        return sum(keeper.starts for keeper in self._keepers)
-
     def start(self) -> tuple[str, ...]:
         """Starts nodes that are to become a cluster. Returns their ids.
 
