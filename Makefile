@@ -126,7 +126,7 @@ soak: $(VENV)/.test ## 5 min | apply and take for minutes, and check that no mem
 # A hundred times as many examples as in `make test`, and new ones every time.
 fuzz: $(VENV)/.test ## 15 min | search for inputs that get a wrong answer
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --timeout 3600 --servers valkey,redis62 --all --long tests/hostile/fuzz \
-	    tests/hostile/test_stored_data.py tests/unit/test_parsers.py $(T)
+	    tests/hostile/test_stored_data.py $(T)
 
 # What each mutant breaks, and which tests notice, is in tests/mutants/rules.py.
 # Options, for example: make mutants M="--only lease --jobs 2"

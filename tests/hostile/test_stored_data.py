@@ -12,9 +12,10 @@ import logging
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import redis
-from damages import damages
+from damages import WORDS, damages
 from stored import STORED
 from support.servers import contents
 from uses import (
@@ -33,6 +34,12 @@ from uses import (
 from worlds import HEAD, WORLDS, Rounds, Trained
 
 import redisacc
+from redisacc._arrays.dtypes import find_dtype
+from redisacc._arrays.leaf_values import tree_gradient
+from redisacc._arrays.spec import AccumulatorSpec, described_by
+from redisacc._format import buffered, in_place
+from redisacc._format.keys import Keys
+from redisacc._format.stored_text import round_shape_of
 
 pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey", "redis62")]
 
@@ -263,3 +270,26 @@ def test_the_session_of_a_handle_that_goes_on(real_client, caplog):
             assert contents(real_client) == there
         real_client.hset(key, session, entry)
         assert world.apply(acc)
+
+
+def test_each_damage_of_a_header_a_row_and_a_shape():
+    """Above, a value gets one of its damages. These are many, so their parsers are tried with all of them."""
+    keys, leaves = Keys("w"), {"d": ("float32", (2,)), "s": redisacc.Sparse("float32", (5, 2))}
+    tree = AccumulatorSpec.of_tree(*described_by(leaves), reduction_type="MEAN", missing="skip")
+    rows = AccumulatorSpec.of_array("sparse", find_dtype("float32"), (5, 2), reduction_type="MEAN", chunk=1)
+    gradient = tree_gradient(tree, {"d": [1, 2], "s": ([1], [[1, 2]])}, "grad")
+    for form, right, parse in (
+        ("header", b"0 " + buffered.pack(keys, gradient).header, lambda value: buffered.parse(keys, value, tree, ())),
+        (
+            "row",
+            (1).to_bytes(8, "little") + np.ones(2, "<f4").tobytes(),
+            lambda value: in_place.unpack({**value, b"total": b"1 1"}, rows, (2,), "w"),
+        ),
+    ):
+        parse({b"1": right})
+        for damage in damages(form, right):
+            with contextlib.suppress(redisacc.CorruptDataError):
+                parse({} if damage.value is None else {b"1": damage.value})
+    for text in {*WORDS["shape"]} - {b"[2,2,2]", b"[99999999999999]"}:
+        with pytest.raises(redisacc.CorruptDataError, match="round_shape holds"):
+            round_shape_of(keys.record, text.decode())

@@ -19,6 +19,5 @@
 | `sequences` | random sequences of operations that compare the library with the model |
 | `planting` | hostile text, and whether it comes out raw |
 | `searching` | how many examples a test draws |
-| `strategies` | hypothesis strategies for bytes that look nearly like ours |
 | `selection` | which tests and parameters belong to `make test`, and which to `make test-rest` |
 """

@@ -20,7 +20,6 @@ from click.testing import CliRunner
 from support.planting import TEXTS as PLANTED
 from support.planting import raw_text
 from support.rows import every_row
-from support.strategies import mutated
 
 import redisacc
 from redisacc.tools.cli import COMMANDS, main
@@ -105,6 +104,23 @@ FILES = {
     "complex": npy(dtype="<c16", data=bytes(48)),
     "time": npy(dtype="<M8[s]", data=bytes(24)),
 }
+
+
+def mutated(draw, data):
+    """The data, mostly unchanged; sometimes with bytes changed, cut off, inserted or doubled."""
+    how = draw(st.sampled_from(["as it is", "as it is", "changed", "cut", "longer", "doubled", "flipped"]))
+    at = draw(st.integers(0, max(len(data) - 1, 0)))
+    if how == "changed":
+        return data[:at] + draw(st.binary(max_size=6)) + data[at + draw(st.integers(0, 6)) :]
+    if how == "cut":
+        return data[:at]
+    if how == "longer":
+        return data + draw(st.binary(min_size=1, max_size=9))
+    if how == "doubled":
+        return data + data
+    if how == "flipped" and data:
+        return data[:at] + bytes([data[at] ^ (1 << draw(st.integers(0, 7)))]) + data[at + 1 :]
+    return data
 
 
 @st.composite
