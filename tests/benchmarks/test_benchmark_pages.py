@@ -13,7 +13,6 @@ from benchmarks.comparison.measure import ALONE, changes, last_error, new_lines
 from benchmarks.goodput import report as goodput_report
 from benchmarks.goodput.measure import seconds_until_back
 from benchmarks.markdown import ms, times
-from benchmarks.network import cli
 from benchmarks.network import report as network_report
 from benchmarks.network.update_report import bars, overlaps
 from benchmarks.scale import report as scale_report
@@ -115,11 +114,6 @@ def test_ratios_and_quartiles():
             write({"median": 0.11, "of_medians": 0.13, "q1": 0.124, "q3": 0.139})
 
 
-def test_a_run_without_peers_can_be_reported():
-    results = {"when": "2000-01-01", "seconds": 1, "machine": MACHINE, "versions": {}, "quick": True, "scripts": []}
-    assert "A quick run" in report.render(results, {})
-
-
 # The comparison with an earlier commit
 
 
@@ -169,18 +163,6 @@ def test_a_worker_is_back_with_the_first_step_of_another_process():
 
 
 # Between hosts
-
-
-def test_results_are_added_to_those_of_an_earlier_run():
-    before = {"gigabits": 1.0, "workers": 4, "rows": {"a": 1}, "updates": {"x": 1, "y": 1}}
-    networks = [before, {"gigabits": 10.0, "workers": 4, "rows": {}}]
-    cli._add(networks, {"gigabits": 1.0, "workers": 4, "rows": {}, "updates": {"y": 2}})
-    cli._add(networks, {"gigabits": 1.0, "workers": 8, "rows": {}})
-    assert networks[0] == {**before, "updates": {"x": 1, "y": 2}}
-    assert [(one["gigabits"], one["workers"]) for one in networks] == [(1.0, 4), (10.0, 4), (1.0, 8)]
-    run = {"when": "2026-11-24", "options": "--quick", "quick": True, "machine": {}, "networks": []}
-    results = cli._continued(cli._continued({"when": "2026-11-23", "networks": networks}, run), run)
-    assert (results["when"], results["networks"], len(results["added"])) == ("2026-11-23", networks, 2)
 
 
 def test_the_page_says_how_much_of_an_upload_a_backward_pass_hides():

@@ -19,10 +19,8 @@ from benchmarks import models
 from benchmarks.crew import BenchmarkError
 from benchmarks.environment import Run, default_server
 from benchmarks.network import arrangements, cli, hosts
-from benchmarks.network.crews import Network, Redisacc, bare, host_names, parts
+from benchmarks.network.crews import Network, host_names
 from benchmarks.network.hosts import Hosts, HostsError
-from benchmarks.sections.rounds import compete
-from benchmarks.workloads import TINY
 
 pytestmark = pytest.mark.slow
 
@@ -165,33 +163,6 @@ def test_a_run_that_is_ended_leaves_no_hosts(number, leftovers, tmp_path):
     # It may wait for its parent to collect it, but runs no more.
     with contextlib.suppress(OSError):
         assert Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-
-
-@pytest.mark.thorough
-def test_rounds_between_hosts(network, tmp_path):
-    here = network(TINY)
-    told = tmp_path / "told"
-    beside = ("-c", f"import signal; open({str(told)!r}, 'w').write('{{url}}'); signal.pause()")
-    peers = [
-        Redisacc("redisacc", beside=beside)(here, "redisacc"),
-        bare(here, "bare"),
-        parts(here, "bare-reducer"),
-    ]
-    # The server's process and the one beside it.
-    assert len(peers[0].server_pids) == 2
-    rows = compete(peers, TINY, 4, 100.0, 1, block=2, memory=True)
-    assert told.read_text().startswith("unix://")
-    for workload in TINY:
-        row = rows[workload.name]
-        # Only dense gradients can be added piece by piece.
-        assert set(row["peers"]) == {"redisacc", "bare"} | ({"bare-reducer"} if workload.kind == "dense" else set())
-        for peer in row["peers"].values():
-            assert len(peer["rounds"]) == 4
-            totals = peer["totals_a_round"]
-            assert totals["server_in"] > 2 * workload.bytes
-            assert totals["taker_in"] > workload.bytes
-            assert totals["dropped"] == 0
-            assert peer["peak_memory"]["server"] > 10**6
 
 
 @pytest.mark.thorough

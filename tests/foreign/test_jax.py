@@ -132,14 +132,6 @@ def test_sparse_arrays_are_added_as_rows(open_sparse_stored, make):
     assert_same(slices.to_dense(), WHOLE)
 
 
-def test_a_gradient_with_respect_to_a_sparse_array(open_sparse):
-    array = sparse.BCOO.fromdense(jnp.array(WHOLE))
-    gradient = sparse.grad(lambda array: (array @ jnp.arange(3.0)).sum())(array)
-    acc = open_sparse("float32", [4, 3])
-    acc.apply_indexed_slices_grad(gradient)
-    assert acc.take_indexed_slices_grad(1).to_dense().tolist() == [[0, 1, 0], [0] * 3, [0, 0, 2], [0] * 3]
-
-
 BCOO = r"pass a BCOO, which jax\.experimental\.sparse\.BCOO\.fromdense\(\) makes"
 
 

@@ -144,12 +144,6 @@ def test_gradients_that_a_session_returned(open_sparse):
     assert_same(acc.take_indexed_slices_grad(2).to_dense(), WHOLE)
 
 
-def test_a_sparse_vector(open_sparse):
-    acc = open_sparse("float32", [4])
-    acc.apply_indexed_slices_grad(tf.SparseTensor([[3], [0], [3]], [1.0, 2.0, 3.0], [4]))
-    assert acc.take_indexed_slices_grad(1).to_dense().tolist() == [2, 0, 0, 4]
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

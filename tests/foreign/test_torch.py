@@ -342,21 +342,6 @@ def test_sparse_tensors_that_are_refused(open_sparse, tensor, message):
     assert acc.num_accumulated() == 0
 
 
-def test_an_empty_sparse_tensor_counts(open_sparse_stored):
-    acc = open_sparse_stored("float32", [4, 2])
-    for tensor in (coo(torch.zeros((1, 0)), torch.zeros((0, 2)), (4, 2)), torch.zeros(4, 2).to_sparse()):
-        assert acc.apply_indexed_slices_grad(tensor)
-    assert acc.take_grad(2)[1].shape == (0, 2)
-
-
-def test_indices_and_values_as_tensors(open_sparse_stored):
-    acc = open_sparse_stored("float32", [9, 2])
-    acc.apply_grad(torch.tensor([7, 2], dtype=torch.int32), torch.ones(2, 2, requires_grad=True), torch.Size([9, 2]))
-    slices = redisacc.IndexedSlices(torch.ones(1, 2), torch.tensor([7]), torch.tensor([9, 2]))
-    acc.apply_indexed_slices_grad(slices)
-    assert acc.take_grad(2)[0].tolist() == [2, 7]
-
-
 # Leaves of trees.
 
 
@@ -373,13 +358,3 @@ def test_tensors_are_leaves_of_trees(real_server):
     rows = taken["words.weight"]
     assert_same(rows.indices, np.array([1, 3]))
     assert_same(rows.values, named["words.weight"].grad.to_dense().numpy()[[1, 3]])
-
-
-def test_tensors_are_published(real_server):
-    model = torch.nn.Linear(2, 1)
-    with redisacc.Parameters("torch", redis=real_server.client()) as parameters:
-        parameters.publish(dict(model.named_parameters()), 0, state=[torch.ones(3, dtype=torch.bfloat16)])
-        _, tree = parameters.latest()
-        _, state = parameters.latest_state()
-    assert_same(tree["weight"], model.weight.detach().numpy())
-    assert_same(state[0], np.ones(3, ml_dtypes.bfloat16))

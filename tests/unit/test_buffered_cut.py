@@ -6,22 +6,9 @@ from hypothesis import strategies as st
 from support.rows import every_row
 
 from redisacc._arrays.gradient import Gradient, Section
-from redisacc._format.buffered import PART_SIZES, cut, pack
+from redisacc._format.buffered import PART_SIZES, pack
 from redisacc._format.keys import Keys
 from redisacc._format.parameter_record import MAX_BLOB_BYTES, MAX_PARTS, blob_lengths
-from redisacc._format.part_cut import part_lengths
-
-
-@given(st.lists(st.binary(max_size=40), max_size=6), st.integers(8, 50), st.booleans())
-def test_nothing_is_lost_and_every_part_but_the_last_has_the_given_size(pieces, size, runts):
-    whole = b"".join(pieces)
-    lengths = part_lengths(len(whole), size, runts=runts)
-    parts = cut([memoryview(piece) for piece in pieces], lengths)
-    assert b"".join(b"".join(part) if isinstance(part, tuple) else bytes(part) for part in parts) == whole
-    assert [part.nbytes for part in parts] == lengths
-    assert all(length == size for length in lengths[:-1])
-    # A last part is a runt only if there is no part before it to which it could belong.
-    assert len(lengths) < 2 or (0 if runts else size / 8) < lengths[-1] <= size * (1 if runts else 9 / 8)
 
 
 @given(st.integers(1, 200 * 2**20) | st.integers(1, MAX_BLOB_BYTES) | st.just(MAX_BLOB_BYTES))

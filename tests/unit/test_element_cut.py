@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rows import every_row
 
-from redisacc._arrays.encodings import BLOCK, BLOCKS, encode
+from redisacc._arrays.encodings import BLOCKS, encode
 from redisacc._arrays.gradient import Gradient, Section
 from redisacc._format.buffered import PART_SIZES, pack, part_size
 from redisacc._format.keys import Keys
@@ -14,40 +14,9 @@ from redisacc._format.part_cut import LEAST_ALIGNED, Dense, ElementCut
 FLOAT32, FLOAT64, INT8 = np.dtype("<f4"), np.dtype("<f8"), np.dtype("i1")
 BFLOAT16 = np.dtype("bfloat16")
 
-sections = st.lists(
-    st.tuples(st.sampled_from([FLOAT32, BFLOAT16, BLOCKS, FLOAT64, INT8]), st.integers(0, 5000)), max_size=5
-)
-
 
 def cut(found, size, *, runts=False):
     return ElementCut([Dense(dtype, number) for dtype, number in found], size, runts=runts)
-
-
-@given(sections, st.integers(8, 10_000), st.booleans())
-def test_each_element_is_in_exactly_one_part_and_in_order(found, size, runts):
-    runs = [run for part in cut(found, size, runts=runts).parts for run in part]
-    for number, (_, elements) in enumerate(found):
-        mine = [run for run in runs if run.section == number]
-        assert sum(run.size for run in mine) == elements
-        assert [run.first for run in mine] == [0, *np.cumsum([run.size for run in mine])][: len(mine)]
-    assert [run.section for run in runs] == sorted(run.section for run in runs)
-
-
-@given(sections, st.integers(8, 10_000), st.booleans())
-def test_the_lengths_add_up_and_no_part_ends_within_an_item(found, size, runts):
-    of = cut(found, size, runts=runts)
-    lengths, end = of.lengths, 0
-    for dtype, number in found:
-        items = -(-number // (BLOCK if dtype is BLOCKS else 1))
-        end = (end + -end % 8 if number else end) + items * dtype.itemsize
-    assert sum(lengths) == end
-    assert len(lengths) == len(of.parts)
-    assert all(length > 0 for length in lengths)
-    for part in of.parts:
-        for run in part:
-            dtype, number = found[run.section]
-            assert dtype is not BLOCKS or run.first % BLOCK == 0
-            assert dtype is not BLOCKS or run.size % BLOCK == 0 or run.first + run.size == number
 
 
 @given(st.lists(st.integers(0, 20_000), min_size=1, max_size=4), st.integers(LEAST_ALIGNED, 2**16), st.booleans())
