@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from chaos.journal import Journal, Tale
+from chaos.journal import Tale
 from support.rows import every_row
 
 # Two workers and two takers. Round 0 has the gradients 10 and 11, round 1 has 12 and 20.
@@ -74,18 +74,3 @@ def test_the_servers_totals_are_compared(tmp_path):
     journals = WORKER, OTHER_WORKER, TAKER, GRAD_TAKER
     assert problems_of(tmp_path, *journals, applied=5) == ["the server counts 5 gradients, and 4 to 4 were delivered"]
     assert problems_of(tmp_path, *journals, takes=3) == ["the server counts 3 rounds at step 2"]
-
-
-def test_a_journal_is_what_a_tale_reads(tmp_path):
-    journal = Journal(tmp_path / "a.journal")
-    journal.note("begin 1 2")
-    journal.note("applied 1 0")
-    journal.note("dropped 2")
-    journal.note("taking")
-    journal.note_round(None, 1, [1])
-    journal.note("kept")
-    journal.note("wrong sum")
-    tale = Tale()
-    tale.read(tmp_path / "a.journal")
-    tale.check(SimpleNamespace(applied=1, takes=1, global_step=1))
-    assert tale.problems == ["a: wrong sum"]

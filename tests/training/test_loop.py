@@ -299,9 +299,6 @@ def test_invalid_arguments_of_a_worker(training, options, message):
         ),
         ({"REDISACC_ROLE": "chief"}, "worker", "so it cannot be a worker"),
         ({"REDISACC_ROLE": "king"}, "chief", "REDISACC_ROLE must be chief or worker, not 'king'"),
-        ({"REDISACC_WORKER_NUMBER": "x"}, "worker", "REDISACC_WORKER_NUMBER must be a whole number"),
-        ({"REDISACC_WORKERS": "0"}, "chief", "REDISACC_WORKERS must be a whole number"),
-        ({"REDISACC_WORKERS": "2", "REDISACC_WORKER_NUMBER": "2"}, "worker", "the last one has the number 1"),
     ],
 )
 def test_a_wrong_environment(training, monkeypatch, environment, kind, message):

@@ -1,11 +1,26 @@
 """Attempts to store something in partitions, and how blobs are cut into parts there."""
 
+import itertools
+
 import pytest
 
 from redisacc._format.attempts import MOST_PARTS, StoredAttempt, part_keys
 from redisacc._format.keys import ParameterKeys
-from redisacc._format.parameter_record import Blob
+from redisacc._format.parameter_record import Blob, blob_lengths
 from redisacc.errors import CorruptDataError
+
+
+def test_every_partition_gets_equally_many_parts():
+    sizes = (0, 1, 64 * 1024, 64 * 1024 + 1, 10**6, 3 * 2**21, 10**8 + 7)
+    for partitions, nbytes in itertools.product((2, 3, 7, 1000), sizes):
+        lengths = blob_lengths(nbytes, partitions)
+        assert sum(lengths) == nbytes
+        assert max(lengths, default=0) <= 2 * 2**20
+        if nbytes <= 64 * 1024:
+            assert len(lengths) == (nbytes > 0)
+        else:
+            of_each = [sum(lengths[place::partitions]) for place in range(partitions)]
+            assert max(of_each) - min(of_each) <= max(lengths) * (1 if nbytes % partitions else 0)
 
 
 def test_the_parts_of_an_attempt_are_listed_in_slices():
