@@ -17,6 +17,7 @@
 | `until(condition)` | waits for a condition and returns its first true value |
 | `durations(opening=0.3)` | changes how long the library waits for something |
 | `proxy` | a proxy before the server: faults, and `proxy.before("take", action)`; open handles at `proxy.where` |
+| `outages` | `outages.begin_after(number)`: an outage after so many requests, until a process says that it waits |
 | `full_disk()` | in this block, no file of this process becomes larger than 128 KiB |
 | `clock` | moves the time of the library and the server: `clock.advance(10.0)`; processes with `clock.env` follow |
 | `nobody_is_late` | keeps workers from being late in this process, however slow the machine is |
@@ -45,6 +46,7 @@ from support.daemons import Daemon
 from support.driven import DrivenClient
 from support.leaks import leftovers
 from support.moved_clock import MovedClock
+from support.outages import Outages
 from support.proxy import ClusterProxy, proxy_before_server
 from support.servers import CLUSTER, FAKE, Servers, ServerUnderTest, executable
 from support.until import until
@@ -218,6 +220,14 @@ def proxy(real_server, real_client):
         return
     with contextlib.closing(ClusterProxy([node.port for node in real_client.get_primaries()])) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def outages(proxy, caplog):
+    """Begins outages of what is behind the proxy, which end when a process has said that it waits."""
+    made = Outages(proxy, caplog)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

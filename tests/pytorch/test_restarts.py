@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 from networks import Net
-from support.proxy import Fault
 from support.servers import Snapshot
 
 PROGRAM = Path(__file__).with_name("program.py")
@@ -201,9 +200,7 @@ def test_an_outage_when_a_training_begins(proxy, wrap, background, durations, un
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
-def test_an_outage_at_each_exchange_of_a_beginning(
-    real_client, proxy, wrap, background, durations, until, caplog, monkeypatch, fused
-):
+def test_an_outage_at_each_exchange_of_a_beginning(wrap, proxy, outages, durations, monkeypatch, fused):
     """A process that is started again has its run's patience from the first exchange on."""
     monkeypatch.setenv("REDISACC_RESTARTED", "1")
     model = torch.nn.Linear(4, 2)
@@ -211,19 +208,10 @@ def test_an_outage_at_each_exchange_of_a_beginning(
         model(torch.eye(4)).sum().backward()
         one.step()
     durations(opening=0.2, call=0.2, poll=0.2)
-
-    def begin():
-        proxy.refuses = True
-        proxy.cut_all()
-
     for after in itertools.count():
-        caplog.clear()
-        proxy.when_it_happens = begin
-        proxy.arm(Fault("request", after, 0, "cut"))
-        running = background(wrap, torch.nn.Linear(4, 2), redis=proxy.url, fused=fused)
-        until(lambda running=running: "trying until it is back" in caplog.text or not running.running)
-        is_over, proxy.refuses = not proxy.refuses, False
-        with running.result(60) as one:
+        outages.begin_after(after)
+        with wrap(torch.nn.Linear(4, 2), redis=proxy.url, fused=fused) as one:
             assert one.training_step == 1
+            is_over = outages.number == after
         if is_over:
             break

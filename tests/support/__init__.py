@@ -5,6 +5,7 @@
 | `servers` | the servers that tests run on, one of each family for a whole session; what a database holds |
 | `daemons` | a server of the test's own, with settings of its own, which it may kill and start again |
 | `proxy` | a proxy that breaks connections at a given place of a given message |
+| `outages` | outages, each until a process says that it waits |
 | `child_processes` | processes that are forked from the tests' own, and may be killed in the middle of what they do |
 | `warm_python` | starts programs by a fork of a process that has imported redisacc, which saves half a second each |
 | `local_worker` | the program of a worker that makes steps alone and is killed in one of them |

@@ -193,6 +193,9 @@ def test_another_handle_continues_after_a_loss(training, background, until, capl
             waiting.result()
 
 
+CLAIMS = "redisacc:{train}:parameters:claims"
+
+
 def emptied_without_a_chief(training, background, steps=3):
     """Trains for some steps with two workers, of which one lags a step behind; then there is neither chief nor data."""
     chief = training.chief(state={"m": np.array(7)})
@@ -277,10 +280,9 @@ def test_one_that_is_started_again_asks_before_it_begins_at_step_0(training, mon
 def test_workers_that_compute_claim_what_they_have(training, background, until):
     """The thread that extends the lease claims. The worker publishes when it applies its gradient."""
     ahead, _first, _, _ = emptied_without_a_chief(training, background)
-    claims = "redisacc:{train}:parameters:claims"
-    until(lambda: training.client.hexists(claims, "worker 0"))
+    until(lambda: training.client.hexists(CLAIMS, "worker 0"))
     opening = background(training.chief, {"w": np.full(2, 50)})
-    until(lambda: training.client.hget(claims, "asked") == b"worker 0")
+    until(lambda: training.client.hget(CLAIMS, "asked") == b"worker 0")
     applying = background(ahead.apply, {"w": [5, 5]})
     chief = opening.result()
     assert (chief.step, chief.parameters["w"].tolist()) == (3, [3, 3])
@@ -291,15 +293,14 @@ def test_workers_that_compute_claim_what_they_have(training, background, until):
 @pytest.mark.loses_data
 def test_no_worker_hands_over_what_it_has(training, background, until):
     ahead, _first, behind, _second = emptied_without_a_chief(training, background)
-    claims = "redisacc:{train}:parameters:claims"
-    until(lambda: training.client.hlen(claims) == 2)
+    until(lambda: training.client.hlen(CLAIMS) == 2)
     opening = background(training.chief, {"w": np.full(2, 50)})
-    until(lambda: training.client.hget(claims, "asked") == b"worker 0")
+    until(lambda: training.client.hget(CLAIMS, "asked") == b"worker 0")
     # As if both had been killed a while ago.
     ahead.close()
     behind.close()
     stale = {f"worker {number}": f"{number} {'0' * 32} 0 elsewhere.1.1" for number in range(2)}
-    training.client.hset(claims, mapping=stale)
+    training.client.hset(CLAIMS, mapping=stale)
     with pytest.raises(
         redisacc.DataLossError,
         match=r"worker 0 had step 3 .* Start the chief again with a checkpoint; or, to begin again at step 0, stop the "
@@ -312,10 +313,9 @@ def test_no_worker_hands_over_what_it_has(training, background, until):
 @pytest.mark.loses_data
 def test_the_newest_worker_dies_before_it_hands_over(training, background, until):
     ahead, _first, behind, second = emptied_without_a_chief(training, background)
-    claims = "redisacc:{train}:parameters:claims"
-    until(lambda: training.client.hlen(claims) == 2)
+    until(lambda: training.client.hlen(CLAIMS) == 2)
     opening = background(training.chief, {"w": np.full(2, 50)})
-    until(lambda: training.client.hget(claims, "asked") == b"worker 0")
+    until(lambda: training.client.hget(CLAIMS, "asked") == b"worker 0")
     ahead.close()
     waiting = background(next, second)
     chief = opening.result(60)
@@ -341,26 +341,24 @@ def the_other_hands_over(training, background, other):
 def test_a_worker_takes_the_place_of_one_that_died_after_it_had_claimed(training, background, until):
     """Nobody waits for the dead one to hand over what it had."""
     ahead, _first, _behind, second = emptied_without_a_chief(training, background)
-    claims = "redisacc:{train}:parameters:claims"
-    until(lambda: training.client.hlen(claims) == 2)
-    step, incarnation, claimed_ms, _ = training.client.hget(claims, "worker 0").decode().split()
+    until(lambda: training.client.hlen(CLAIMS) == 2)
+    step, incarnation, claimed_ms, _ = training.client.hget(CLAIMS, "worker 0").decode().split()
     assert step == "3"
     ahead.close()
-    assert training.client.hkeys(claims) == [b"worker 1"]
+    assert training.client.hkeys(CLAIMS) == [b"worker 1"]
     # As if it had been killed instead, and had then been started again.
     entry = f"{step} {incarnation} {int(claimed_ms) + 10**9} {training.dead_process()}"
-    training.client.hset(claims, "worker 0", entry)
+    training.client.hset(CLAIMS, "worker 0", entry)
     the_other_hands_over(training, background, second)
 
 
 @pytest.mark.loses_data
 def test_a_claim_of_a_process_of_another_machine_ends_when_it_claims_no_more(training, background, until, caplog):
     ahead, _first, _behind, second = emptied_without_a_chief(training, background)
-    claims = "redisacc:{train}:parameters:claims"
-    until(lambda: training.client.hlen(claims) == 2)
-    step, incarnation, claimed_ms, _ = training.client.hget(claims, "worker 0").decode().split()
+    until(lambda: training.client.hlen(CLAIMS) == 2)
+    step, incarnation, claimed_ms, _ = training.client.hget(CLAIMS, "worker 0").decode().split()
     ahead.close()
-    training.client.hset(claims, "worker 0", f"{step} {incarnation} {claimed_ms} {'0' * 16}.1.1")
+    training.client.hset(CLAIMS, "worker 0", f"{step} {incarnation} {claimed_ms} {'0' * 16}.1.1")
     the_other_hands_over(training, background, second)
 
 

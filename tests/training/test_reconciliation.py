@@ -423,30 +423,6 @@ def test_a_server_refuses_what_a_worker_hands_over(training, proxy, real_client,
     assert leading.result(60).step == 1
 
 
-@pytest.fixture
-def outages(proxy, caplog):
-    """Cuts a process off from its server after so many replies, until it says that it waits."""
-    over = threading.Event()
-
-    def end():
-        while not ("trying until it is back" in caplog.text or over.wait(0.01)):
-            pass
-        proxy.refuses = False
-
-    def begin():
-        proxy.refuses = True
-        caplog.clear()
-        threading.Thread(target=end, daemon=True).start()
-        proxy.cut_all()
-
-    def begin_after(number, direction):
-        proxy.when_it_happens = begin
-        proxy.arm(Fault(direction, number, 0, "cut"))
-
-    yield begin_after
-    over.set()
-
-
 @pytest.mark.slow(keep="request-optimizer|reply-update")
 @both
 @pytest.mark.parametrize("direction", ["request", "reply"])
@@ -459,7 +435,7 @@ def test_the_server_is_away_at_each_exchange_of_a_step(join, outages, background
 
     def seen(step):
         if step in after:
-            outages(after.pop(step), direction)
+            outages.begin_after(after.pop(step), direction)
 
     assert background(train, one, until, seen).result(120) == wanted
     assert not after

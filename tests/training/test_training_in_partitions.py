@@ -40,38 +40,30 @@ def test_a_chief_says_it_once_and_its_successor_adopts_it(training):
     assert remaining(training.client) == []
 
 
+# Parameters, which workers wait for, also one that joins only then; or a gradient, without which neither the program of
+# this chief could continue, nor that of the next one.
+LOST = {
+    "blob": "a node has lost a part of the parameters of step 0; publishing them again",
+    "part": "Beginning step 0 again: its workers apply their gradients again",
+}
+
+
 @pytest.mark.servers("valkey")
-def test_a_chief_publishes_again_what_a_node_has_lost(training, until, caplog):
-    """Its workers wait for that meanwhile, also one that joins only then."""
+@pytest.mark.parametrize("kind", LOST)
+def test_what_a_node_has_lost_is_published_or_applied_again(training, until, caplog, kind):
     chief = training.chief({"w": np.zeros(SIZE, np.int64)}, workers=2, partitions=3, limits=redisacc.Limits(in_place=0))
     ones = {"w": np.ones(SIZE, np.int64)}
     first = training.work(gradient=lambda *_: ones)
     until(lambda: int(training.record[b"num_accumulated"]) == 1)
-    lost = sorted(training.client.scan_iter("redisacc:{train/*}:partition:blob:*"))[1]
+    lost = sorted(training.client.scan_iter(f"redisacc:{{train/*}}:partition:{kind}:*"))[1]
     training.client.delete(lost)
     with caplog.at_level(logging.WARNING, "redisacc"):
         second = training.work(gradient=lambda *_: ones)
-        until(lambda: "waiting for the chief" in caplog.text)
-        assert lost.decode() in caplog.text
+        if kind == "blob":
+            until(lambda: "waiting for the chief" in caplog.text)
         training.lead(chief, 3)
-    assert "a node has lost a part of the parameters of step 0; publishing them again" in caplog.text
-    assert first.result(30)[1] == second.result(30)[1] == [0, 1, 2]
-    assert chief.parameters["w"].tolist() == [6] * SIZE
-
-
-@pytest.mark.servers("valkey")
-def test_a_step_begins_again_if_a_node_has_lost_a_part_of_a_gradient(training, until, caplog):
-    """The program of its chief could not continue without it, and nor could that of the next chief."""
-    chief = training.chief({"w": np.zeros(SIZE, np.int64)}, workers=2, partitions=3, limits=redisacc.Limits(in_place=0))
-    ones = {"w": np.ones(SIZE, np.int64)}
-    first = training.work(gradient=lambda *_: ones)
-    until(lambda: int(training.record[b"num_accumulated"]) == 1)
-    lost = sorted(training.client.scan_iter("redisacc:{train/*}:partition:part:*"))[1]
-    training.client.delete(lost)
-    second = training.work(gradient=lambda *_: ones)
-    training.lead(chief, 3)
-    assert f"{lost.decode()} is lost" in caplog.text
-    assert "Beginning step 0 again: its workers apply their gradients again" in caplog.text
+    assert lost.decode() in caplog.text
+    assert LOST[kind] in caplog.text
     assert first.result(30)[1] == second.result(30)[1] == [0, 1, 2]
     assert chief.parameters["w"].tolist() == [6] * SIZE
 

@@ -4,7 +4,7 @@ import pytest
 
 from redisacc._clock import running_time
 from redisacc._wire import cluster as cluster_module
-from redisacc._wire.cluster import Cluster
+from redisacc._wire.cluster import Cluster, UnreachableNodeError
 from redisacc._wire.faults import BrokenError, ReplyError, SilentError
 from redisacc._wire.slot_map import Address, key_slot
 
@@ -162,6 +162,17 @@ def test_a_node_outside_of_the_cluster_is_passed_over(cluster, nodes):
     nodes[A].map, nodes[B].map = [], owned_by(C)
     assert exchange(cluster, gets(0)) == [b"+"]
     assert nodes[C].got == [gets(0)]
+
+
+def test_a_node_that_cannot_be_reached_where_it_says(cluster, nodes):
+    nodes[A].map = nodes[B].map = owned_by(C)
+    nodes[C].reached = False
+    nodes[C].script = [BrokenError("connection refused")]
+    with pytest.raises(
+        UnreachableNodeError,
+        match=r"10\.0\.0\.1:7002.* announces a wrong address: set cluster-announce-ip, or cluster-announce-hostname",
+    ):
+        exchange(cluster, gets(0))
 
 
 def test_commands_in_several_slots(cluster, nodes):
