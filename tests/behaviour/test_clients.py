@@ -2,6 +2,7 @@
 
 import gc
 import time
+import traceback
 import weakref
 from unittest import mock
 
@@ -144,11 +145,12 @@ def test_a_connection_whose_handshake_was_cut_short_is_not_used(real_server, rea
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_no_server_is_an_error_that_says_how_to_start_one(durations):
     durations(opening=0.1)
-    for where in ("redis://:hidden@127.0.0.1:1/0", "unix:///nonexistent/socket"):
+    for where in ("redis://:hidden@127.0.0.1:1/0", "rediss://127.0.0.1:1", "unix:///nonexistent/socket"):
         with pytest.raises(redisacc.ServerUnavailableError, match="redisacc server") as failure:
             redisacc.ConditionalAccumulator("float32", [1], redis=where)
         assert isinstance(failure.value, ConnectionError)
         assert "hidden" not in str(failure.value)
+        assert "".join(traceback.format_exception(failure.value)).count("Traceback") == 1
     # Collected here, where the warning is expected, and not in the next test.
     del failure
     gc.collect()

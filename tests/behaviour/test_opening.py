@@ -1,10 +1,8 @@
 """Mistakes that show early: a misspelt name, a wait for nobody, a step that is never given, no server."""
 
 import logging
-import traceback
 
 import pytest
-from support.daemons import free_port
 
 import redisacc
 
@@ -79,12 +77,3 @@ def test_no_warning_where_the_step_is_given(open_dense, caplog):
         for _ in range(12):
             assert acc.apply_grad([1.0], local_step=1).outcome == "stale"
     assert not caplog.records
-
-
-def test_an_unreachable_server_is_one_error(durations):
-    durations(opening=0.2)
-    with pytest.raises(redisacc.ServerUnavailableError) as failure:
-        redisacc.ConditionalAccumulator("float32", [1], "x", redis=f"redis://localhost:{free_port()}/0")
-    text = "".join(traceback.format_exception(failure.value))
-    assert text.count("Traceback") == 1
-    assert "Connection refused" in str(failure.value)

@@ -337,17 +337,6 @@ def test_a_process_that_skips_leaves_the_mean_to_the_others(wrap, fused, backgro
     assert [each.result(30) for each in [background(run, n) for n in (0, 1)]] == [-3.5, -3.5]
 
 
-@pytest.mark.parametrize("rate", ["numpy", "jax"])
-def test_a_schedule_may_return_the_scalars_of_numpy_and_jax(real_client, rate):
-    jnp = np if rate == "numpy" else pytest.importorskip("jax.numpy")
-    optimizer = redisacc.optim.SGD(lambda step: jnp.where(step < 2, 0.5, 0.25))
-    weights = {"w": np.zeros(1, np.float32)}
-    with redisacc.Training("rates", weights, optimizer=optimizer, workers=1, redis=real_client) as training:
-        for _ in training.steps(until=4):
-            training.apply({"w": np.ones(1, np.float32)})
-        assert training.latest()[1]["w"].tolist() == [-1.5]
-
-
 def test_a_batch_that_is_left_out_without_skip_is_noticed(wrap, caplog):
     model = Net()
     optimizer = wrap(model, sgd(model))

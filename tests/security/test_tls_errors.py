@@ -1,15 +1,13 @@
 """A way to a server that is wrong about TLS: the error says what is wrong, and what to do about it."""
 
-import contextlib
 import re
 import socket
 import ssl
-import threading
 import traceback
 
 import pytest
 from click.testing import CliRunner
-from support.clients import _copy, serving
+from support.clients import tls_gateway
 
 import redisacc
 from redisacc.tools.cli import main
@@ -17,7 +15,6 @@ from redisacc.tools.cli import main
 pytestmark = [pytest.mark.servers("valkey")]
 
 
-@contextlib.contextmanager
 def gateway(port, certificates, *, asks=False, name="server"):
     """Yields a port that speaks TLS and leads to another one.
 
@@ -31,33 +28,7 @@ def gateway(port, certificates, *, asks=False, name="server"):
     context.load_cert_chain(certificates[name], certificates[f"{name}-key"])
     context.load_verify_locations(certificates["authority"])
     context.verify_mode = ssl.CERT_REQUIRED if asks else ssl.CERT_NONE
-
-    def serve(sock):
-        with sock.dup() as same:
-            try:
-                with (
-                    context.wrap_socket(sock, server_side=True) as inside,
-                    socket.create_connection(("127.0.0.1", port)) as other,
-                    serving_back(other, inside),
-                ):
-                    _copy(inside, other)
-            finally:
-                # As servers do, if what comes is no TLS.
-                with contextlib.suppress(OSError):
-                    same.shutdown(socket.SHUT_RDWR)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener, serving(listener, serve):
-        yield listener.getsockname()[1]
-
-
-@contextlib.contextmanager
-def serving_back(source, target):
-    thread = threading.Thread(target=_copy, args=(source, target), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join(20)
+    return tls_gateway(port, context)
 
 
 AUTHORITY = "name the file of that authority's certificate in the URL, as in rediss://HOST:PORT?ssl_ca_certs=FILE"
@@ -138,13 +109,6 @@ def test_a_single_server_with_tls_is_named_as_such(ports):
     url = f"rediss+cluster://localhost:{ports['tls']}?ssl_ca_certs={ports['authority']}"
     with pytest.raises(redisacc.ServerError, match="is not a node of a Redis Cluster: give redis= a URL rediss://"):
         redisacc.ConditionalAccumulator("float32", [1], redis=url)
-
-
-def test_where_nothing_listens_the_error_says_how_to_start_a_server(durations):
-    durations(opening=0.2)
-    for scheme in ("redis", "rediss"):
-        with pytest.raises(redisacc.ServerUnavailableError, match="Start one with `redisacc server`"):
-            redisacc.ConditionalAccumulator("float32", [1], redis=f"{scheme}://127.0.0.1:1")
 
 
 def test_where_something_is_silent_the_error_says_so(durations):

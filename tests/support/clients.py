@@ -164,11 +164,12 @@ def _server_side():
 
 
 @contextlib.contextmanager
-def tls_gateway(port):
-    """Yields a port that speaks TLS and leads to another one."""
+def tls_gateway(port, context=None):
+    """Yields a port that speaks TLS and leads to another one. A context says how it speaks TLS."""
+    context = context or _server_side()
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
-        serving(listener, lambda sock: _relay(_server_side().wrap_socket(sock, server_side=True), port)),
+        serving(listener, lambda sock: _relay(context.wrap_socket(sock, server_side=True), port)),
     ):
         yield listener.getsockname()[1]
 
@@ -217,9 +218,11 @@ def serving(listener, serve):
     threads = []
     connections = []
 
-    def one(sock):
+    def one(sock, same):
         with contextlib.suppress(OSError, ValueError), sock:
             serve(sock)
+        # Otherwise, the duplicate keeps it open.
+        _end(same)
 
     def accept():
         with contextlib.suppress(OSError):
@@ -229,7 +232,7 @@ def serving(listener, serve):
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 # A duplicate, because TLS takes the socket over.
                 connections.append(sock.dup())
-                threads.append(threading.Thread(target=one, args=(sock,), daemon=True))
+                threads.append(threading.Thread(target=one, args=(sock, connections[-1]), daemon=True))
                 threads[-1].start()
 
     threads.append(threading.Thread(target=accept, daemon=True))

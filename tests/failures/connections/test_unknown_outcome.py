@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from support.leaks import leftovers
 from support.proxy import Fault
-from support.selection import ONE_NODE
 from support.servers import CLUSTER
 
 import redisacc
@@ -86,15 +85,6 @@ def test_settle_says_what_has_become_stale(proxy, both, silence):
         direct.set_global_step(1)
     assert failure.value.settle().outcome == "stale"
     assert direct.num_accumulated() == 0
-
-
-@pytest.mark.servers(*ONE_NODE)
-def test_a_server_that_stands_still_is_an_error_at_opening(proxy, durations):
-    """It accepts connections, as the kernel does for a stopped process, and never answers."""
-    durations(opening=0.5)
-    proxy.stall()
-    with pytest.raises(redisacc.ServerUnavailableError):
-        redisacc.ConditionalAccumulator("float32", [4], "w", redis=f"{proxy.url}?socket_timeout=0.5")
 
 
 def test_what_never_left_is_not_unknown(proxy, both, durations):
