@@ -205,12 +205,13 @@ def disconnect(pooled: Any) -> None:
         pooled.disconnect()
 
 
-# The settings that are taken over. Those of TLS begin with "ssl_". Others are about retries, which are ours, and about
-# caches and notifications, which redisacc does not need, and whose objects all connections of a client share.
+# The settings that are taken over. Those of TLS begin with "ssl_". Others are about retries, which are ours, about the
+# protocol, which is always RESP2, and about caches and notifications, which redisacc does not need, and whose objects
+# all connections of a client share.
 _SETTINGS = frozenset(
     (
         *("host", "port", "path", "db", "username", "password", "credential_provider", "encoding", "encoding_errors"),
-        *("client_name", "driver_info", "protocol", "redis_connect_func"),
+        *("client_name", "driver_info", "redis_connect_func"),
         *("socket_type", "socket_timeout", "socket_connect_timeout", "socket_keepalive", "socket_keepalive_options"),
     )
 )

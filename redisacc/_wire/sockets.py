@@ -72,8 +72,6 @@ _NO_END = "a string does not end where its length says it should"
 SLOWEST = 128 * 1024
 # The deadline is checked after this many receptions in a row.
 LOOKS = 16
-# How many messages may be pushed before a command is answered.
-_MAX_PUSHED = 100_000
 # The number of strings that are fetched together where they do not go straight to their place.
 _FETCH_TOGETHER = 8
 
@@ -322,7 +320,7 @@ def length_of(head: bytes) -> int | None:
     """
     if head[:1] == b"-":
         raise ReplyError(head[1:])
-    if head in (b"$-1", b"_"):
+    if head == b"$-1":
         return None
     if not (head[:1] == b"$" and head[1:].isdigit() and len(head) <= 20):
         raise BrokenError(f"an unexpected reply to GET: {shown(head)}")
@@ -362,7 +360,7 @@ class SocketConnection(Connection):
             # A server that takes its time to receive a gradient is not silent meanwhile.
             deadline += self.send(buffers, deadline, sent)
         replies: list[Any] = []
-        received = pushed = 0
+        received = 0
         while len(replies) < wanted:
             try:
                 data = sock.recv(_RECEIVE_BYTES)
@@ -373,11 +371,6 @@ class SocketConnection(Connection):
             if not data:
                 raise BrokenError(CLOSED)
             found = reader.read(data)
-            if not PUSHES.isdisjoint(map(type, found)):
-                pushed += len(found)
-                if pushed > _MAX_PUSHED:
-                    raise BrokenError(f"it pushed more than {_MAX_PUSHED} messages instead of a reply")
-                found = [reply for reply in found if type(reply) not in PUSHES]
             replies = replies + found if replies else found
             received += 1
             if received % LOOKS == 0 and len(replies) < wanted:
@@ -613,7 +606,5 @@ def plain(command: Command) -> tuple[Any, ...]:
 _VIEWS = frozenset((memoryview, Pieces))
 
 
-# The types of replies that are neither errors nor pushes.
+# The types of replies that are no errors.
 VALUES = frozenset((list, bytes, int, type(None)))
-# The types of messages that the server sends by itself under RESP3.
-PUSHES = frozenset((hiredis.PushNotification,))

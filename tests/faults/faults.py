@@ -28,10 +28,10 @@ from support.until import until
 USUAL_CLIENTS = (
     "url",
     "client",
-    "redis-py-tcp-blocking_pool-resp3-decode-retries",
-    "valkey-py-tcp-plain_pool-resp2",
-    "redis-py-tls-two_pool-resp2-retries",
-    "valkey-py-sentinel-plain_pool-resp2-decode-retries",
+    "redis-py-tcp-blocking_pool-decode-retries",
+    "valkey-py-tcp-plain_pool",
+    "redis-py-tls-two_pool-retries",
+    "valkey-py-sentinel-plain_pool-decode-retries",
 )
 CLUSTER_CLIENTS = ("client", "valkey client")
 

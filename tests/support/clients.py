@@ -20,7 +20,6 @@ import trustme
 OPTIONS = {
     "wire": ("tcp", "tls", "unix", "sentinel"),
     "pool": ("plain", "blocking", "two"),
-    "protocol": (2, 3),
     "decode": (False, True),
     "retries": (False, True),
 }
@@ -37,7 +36,6 @@ class ClientKind:
         library: "redis-py" or "valkey-py".
         wire: what carries the bytes.
         pool: the class's own pool, one that blocks while all of its two connections are in use, or one that refuses.
-        protocol: the version of RESP.
         decode: whether replies are decoded.
         retries: whether the client repeats what fails.
     """
@@ -45,13 +43,12 @@ class ClientKind:
     library: str
     wire: str = "tcp"
     pool: str = "plain"
-    protocol: int = 2
     decode: bool = False
     retries: bool = False
 
     def __str__(self):
         flags = [name for name in ("decode", "retries") if getattr(self, name)]
-        return "-".join([self.library, self.wire, f"{self.pool}_pool", f"resp{self.protocol}", *flags])
+        return "-".join([self.library, self.wire, f"{self.pool}_pool", *flags])
 
     @contextlib.contextmanager
     def connected(self, port, **more):
@@ -63,7 +60,6 @@ class ClientKind:
         """
         library = importlib.import_module(LIBRARIES[self.library])
         options = {
-            "protocol": self.protocol,
             "decode_responses": self.decode,
             # docs/guides/fault-tolerance.md asks users for it: without it, some versions wait forever for the first
             # replies of a silent server. Those with retries wait for as long six times.
@@ -77,7 +73,6 @@ class ClientKind:
             else:
                 kind = "Connection"
                 if self.wire == "unix":
-                    options |= _without_maintenance(library)
                     options["path"] = stack.enter_context(unix_gateway(port))
                     kind = "UnixDomainSocketConnection"
                 elif self.wire == "tls":
@@ -136,15 +131,6 @@ def kinds(library):
 
 
 ALL = {str(kind): kind for library in LIBRARIES for kind in kinds(library)}
-
-
-def _without_maintenance(library):
-    """Returns what redis-py 7.0 to 8.0.0 needs for RESP3 over a Unix socket, which has no maintenance to notify of."""
-    try:
-        notifications = importlib.import_module(f"{library.__name__}.maint_notifications")
-    except ImportError:
-        return {}
-    return {"maint_notifications_config": notifications.MaintNotificationsConfig(enabled=False)}
 
 
 # Gateways

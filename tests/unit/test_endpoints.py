@@ -13,9 +13,11 @@ from redisacc._wire.clients import Endpoint, endpoint_of
 
 @pytest.mark.parametrize("client", [redis.Redis, valkey.Valkey, redis.asyncio.Redis, valkey.asyncio.Valkey])
 def test_the_settings_of_a_client_are_taken_over_and_its_retries_are_not(client):
-    given = {"host": "h", "port": 7, "db": 3, "username": "u", "password": "p", "client_name": "ours", "protocol": 3}
+    given = {"host": "h", "port": 7, "db": 3, "username": "u", "password": "p", "client_name": "ours"}
     limits = {"socket_timeout": 7.5, "max_connections": 9, "health_check_interval": 4}
-    way = endpoint_of(client(**given, **limits, retry_on_error=[OSError], decode_responses=True).connection_pool)
+    way = endpoint_of(
+        client(**given, **limits, retry_on_error=[OSError], decode_responses=True, protocol=3).connection_pool
+    )
     assert isinstance(way, Endpoint)
     assert (way.most, way.freshness, way.tls) == (9, 4, False)
     assert way.address == "h:7/3"
@@ -25,6 +27,7 @@ def test_the_settings_of_a_client_are_taken_over_and_its_retries_are_not(client)
     assert pooled.socket_timeout == 7.5
     assert pooled.retry_on_error == []
     assert not pooled.encoder.decode_responses
+    assert pooled.protocol == 2
 
 
 def test_tls_and_the_file_of_a_socket_are_taken_over():
