@@ -19,13 +19,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, cast, get_args
 
 import ml_dtypes
 import numpy as np
 
-from redisacc._arrays.dtypes import PRESENCE, DType
+from redisacc._arrays.dtypes import DType
 from redisacc._arrays.gradient import Gradient, Section
+from redisacc._arrays.spec import AccumulatorSpec
 from redisacc._arrays.validation import Array
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, InvalidArgumentError
@@ -109,9 +111,6 @@ def stored_dtype(dtype: DType, name: object) -> np.dtype[Any]:
         ValueError: it is not the name of the storage dtype, of the sum dtype, or of an encoding.
     """
     known = {dtype.storage.name: dtype.storage, dtype.sum.name: dtype.sum}
-    if dtype is PRESENCE:
-        # Compacted sums of versions before 0.2 are integers.
-        known["int64"] = np.dtype(np.int64)
     if dtype.storage == _FLOAT32:
         known |= {"bfloat16": _BFLOAT16, "int8": BLOCKS}
     if not isinstance(name, str) or name not in known:
@@ -160,10 +159,6 @@ class BlockSection(Section):
         return decode(self.arrays[0], self.size, "a gradient of this process").reshape(self.shape)
 
 
-# Given the number of a section and of an element in it, returns what errors call the array that the element is in.
-NameOf = Callable[[int, int], str]
-
-
 def encoded_dtype(dtype: DType, size: int, encoding: Encoding) -> np.dtype[Any]:
     """Returns what ``encode`` makes of a section of that many elements."""
     if dtype.storage != _FLOAT32 or encoding == "float32" or (encoding == "int8" and size < BLOCK):
@@ -171,67 +166,57 @@ def encoded_dtype(dtype: DType, size: int, encoding: Encoding) -> np.dtype[Any]:
     return _BFLOAT16 if encoding == "bfloat16" else BLOCKS
 
 
-def encode(gradient: Gradient, encoding: Encoding, name_of: NameOf, dtypes: Sequence[DType] | None = None) -> Gradient:
+def encode(gradient: Gradient, encoding: Encoding, spec: AccumulatorSpec) -> Gradient:
     """Returns a gradient with its sections of float32 encoded, in its own memory. The others stay as they are.
 
     Args:
-        gradient: the gradient.
+        gradient: the gradient. Rows of float16 that were added up are stored as float32, but that is not their type.
         encoding: how it travels.
-        name_of: names an element in errors.
-        dtypes: the element type of each section. Rows of float16 that were added up are stored as float32, but that is
-            not their type. None means the types are those of the arrays.
+        spec: what it is a gradient of.
 
     Raises:
         InvalidArgumentError: "int8", and an element is infinite or NaN.
     """
     if encoding == "float32":
         return gradient
-    sections = []
-    for number, section in enumerate(gradient.sections):
-        encoded = section
-        if _is_float32(section, number, dtypes):
-            if encoding == "bfloat16":
-                with np.errstate(all="ignore"):
-                    arrays = [array.astype(_BFLOAT16, order="C") for array in section.arrays]
-                encoded = Section(arrays, section.indices, section.counts)
-            elif section.size >= BLOCK:
-                encoded = _in_blocks(section, number, name_of)
-            else:
-                _check_finite(section, number, name_of)
-        sections.append(encoded)
+    encoded = {
+        number: encode_run(section, encoded_dtype(spec.dtypes[number], section.size, encoding), encoding, name_of)
+        for number, section, name_of in _of_float32(gradient, spec)
+    }
+    sections = [encoded.get(number, section) for number, section in enumerate(gradient.sections)]
     return replace(gradient, sections=tuple(sections))
 
 
-def encode_run(section: Section, stored: np.dtype[Any], encoding: Encoding, name_of: NameOf) -> Section:
-    """Returns some elements of a section of float32 as they are stored: what ``encode`` makes of them.
+def encode_run(section: Section, stored: np.dtype[Any], encoding: Encoding, name_of: Callable[[int], str]) -> Section:
+    """Returns some elements of a section of float32 as they are stored.
 
     Args:
         section: the elements. Unless they are the last ones, whole blocks.
         stored: what ``encoded_dtype`` says of the whole section.
-        encoding: how they travel.
-        name_of: as for ``encode``, given the place among these elements.
+        encoding: how they travel: not as float32.
+        name_of: given the place of an element, returns what errors call the array that it is in.
     """
     if stored == BLOCKS:
-        return _in_blocks(section, 0, name_of)
+        return _in_blocks(section, name_of)
     if encoding == "int8":
-        _check_finite(section, 0, name_of)
+        _check_finite(section, name_of)
         return section
-    return encode(Gradient((section,)), encoding, name_of).sections[0]
+    with np.errstate(all="ignore"):
+        arrays = [array.astype(_BFLOAT16, order="C") for array in section.arrays]
+    return Section(arrays, section.indices, section.counts)
 
 
-def check_encodable(
-    gradient: Gradient, encoding: Encoding, name_of: NameOf, dtypes: Sequence[DType] | None = None
-) -> None:
+def check_encodable(gradient: Gradient, encoding: Encoding, spec: AccumulatorSpec) -> None:
     """Raises the errors of ``encode``."""
-    if encoding != "int8":
-        return
-    for number, section in enumerate(gradient.sections):
-        if _is_float32(section, number, dtypes):
-            _check_finite(section, number, name_of)
+    if encoding == "int8":
+        for _, section, name_of in _of_float32(gradient, spec):
+            _check_finite(section, name_of)
 
 
-def _is_float32(section: Section, number: int, dtypes: Sequence[DType] | None) -> bool:
-    return section.dtype == _FLOAT32 and (dtypes is None or dtypes[number].storage == _FLOAT32)
+def _of_float32(gradient: Gradient, spec: AccumulatorSpec) -> Iterator[tuple[int, Section, Callable[[int], str]]]:
+    for number, (section, dtype) in enumerate(zip(gradient.sections, spec.dtypes, strict=True)):
+        if dtype.storage == _FLOAT32:
+            yield number, section, partial(spec.name_of, number)
 
 
 def first_not_finite(section: Section, *, rounds: bool = False) -> tuple[int, Any] | None:
@@ -255,16 +240,16 @@ def first_not_finite(section: Section, *, rounds: bool = False) -> tuple[int, An
     return None
 
 
-def _check_finite(section: Section, number: int, name_of: NameOf) -> None:
+def _check_finite(section: Section, name_of: Callable[[int], str]) -> None:
     found = first_not_finite(section)
     if found is not None:
         raise InvalidArgumentError(
-            f"{name_of(number, found[0])} must be finite for encoding='int8', but holds {found[1]}: nothing was sent. "
+            f"{name_of(found[0])} must be finite for encoding='int8', but holds {found[1]}: nothing was sent. "
             "encoding='bfloat16' keeps NaN and infinities"
         )
 
 
-def _in_blocks(section: Section, number: int, name_of: NameOf) -> Section:
+def _in_blocks(section: Section, name_of: Callable[[int], str]) -> Section:
     values = np.ascontiguousarray(section.values).reshape(-1)
     blocks = np.empty(-(-values.size // BLOCK), BLOCKS)
     scratch = np.empty((_AT_ONCE, BLOCK), np.float32)
@@ -274,7 +259,7 @@ def _in_blocks(section: Section, number: int, name_of: NameOf) -> Section:
         if rows.size < some.size * BLOCK:
             rows = np.concatenate([rows, np.zeros(some.size * BLOCK - rows.size, np.float32)])
         if not _encode_blocks(rows.reshape(-1, BLOCK), some, scratch[: len(some)]):
-            _check_finite(section, number, name_of)
+            _check_finite(section, name_of)
     return BlockSection(blocks, section.shape, section.indices, section.counts)
 
 

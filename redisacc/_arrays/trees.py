@@ -39,9 +39,6 @@ _TUPLE = "tuple"
 # Control characters and line separators, which names must not have either (validation.text).
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
-# Stands for a node that one of two trees lacks.
-_MISSING = False, "missing"
-
 # A node: a dict, list or tuple of nodes, None, or the number of a leaf.
 _Node = Any
 
@@ -171,40 +168,24 @@ def parse_structure(text: str) -> tuple[Structure, list[str]]:
     return structure, leaf_texts
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The first place in which two trees differ.
+def difference(first: tuple[Structure, list[str]], second: tuple[Structure, list[str]]) -> tuple[str, str, str] | None:
+    """Returns the first place in which two trees differ, given their structures and the texts of their leaves.
 
-    Attributes:
-        path: the keys on the way to it.
-        is_leaf: whether one of them has a leaf there.
-        first: what the first tree has there: the text of a leaf, "a dict", "a list", "a tuple", "None" or "missing".
-        second: what the second tree has there.
+    Returns:
+        The path, and what each tree has there: the text of a leaf, "a dict", "a list", "a tuple", "None" or "nothing".
     """
-
-    path: str
-    is_leaf: bool
-    first: str
-    second: str
-
-
-def difference(first: tuple[Structure, list[str]], second: tuple[Structure, list[str]]) -> Difference | None:
-    """Returns the first place in which two trees differ, given their structures and the texts of their leaves."""
     ours, theirs = (dict(_nodes(structure.node, texts, ())) for structure, texts in (first, second))
     for path in ours | theirs:
-        (is_leaf, one), (other_is_leaf, other) = ours.get(path, _MISSING), theirs.get(path, _MISSING)
-        if (is_leaf, one) != (other_is_leaf, other):
-            return Difference(path, is_leaf or other_is_leaf, one, other)
+        one, other = ours.get(path, "nothing"), theirs.get(path, "nothing")
+        if one != other:
+            return path, one, other
     return None
 
 
-def _nodes(node: _Node, texts: Sequence[str], keys: tuple[str, ...]) -> Iterator[tuple[str, tuple[bool, str]]]:
-    """Yields the path of each node of a tree, whether it is a leaf, and what it is."""
+def _nodes(node: _Node, texts: Sequence[str], keys: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yields the path of each node of a tree, and what it is."""
     is_leaf = isinstance(node, int)
-    yield (
-        "/".join(keys) or ROOT,
-        (is_leaf, texts[node] if is_leaf else "None" if node is None else f"a {type(node).__name__}"),
-    )
+    yield "/".join(keys) or ROOT, texts[node] if is_leaf else "None" if node is None else f"a {type(node).__name__}"
     # A place in a list or tuple is a key, too.
     children = node.items() if isinstance(node, dict) else enumerate(() if is_leaf or node is None else node)
     for key, child in children:

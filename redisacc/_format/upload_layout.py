@@ -127,7 +127,7 @@ class UploadLayout:
                     arrays.append(some)
         if self._encoding != "float32" and self._spec.sections[section].dtype.storage == np.float32:
 
-            def name_of(_: int, place: int) -> str:
+            def name_of(place: int) -> str:
                 return self._spec.name_of(section, start + place)
 
             arrays = list(encode_run(Section(arrays), self._stored[run], self._encoding, name_of).arrays)

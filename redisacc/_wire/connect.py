@@ -106,8 +106,6 @@ def _scheme_of(url: str) -> str:
 
 def _cluster_at(url: str, waits: Waits) -> Cluster:
     """Returns the cluster to which a URL leads. Nothing is sent yet."""
-    if not is_unicode(url):
-        raise InvalidArgumentError("a URL must be valid Unicode")
     scheme = _CLUSTER_SCHEMES[_scheme_of(url)]
     address, mark, settings = url.partition("://")[2].partition("?")
     address, slash, database = address.partition("/")

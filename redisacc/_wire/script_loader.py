@@ -104,10 +104,7 @@ class Script:
         self.text = text
         # Redis names scripts by this hash, so nothing depends on its strength.
         self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-        self._fields = keys, args, replies
-        self.keys = tuple(keys)
-        self.args = tuple(args)
-        self.replies = replies
+        self.keys, self.args, self.replies = keys, args, replies
 
     @cached_property
     def sharded(self) -> Script:
@@ -116,7 +113,8 @@ class Script:
         Its messages go to the node that has the keys, where waiting takers listen, instead of to every node. The two
         commands must not be in one script, because a server that lacks SPUBLISH fails where it is called.
         """
-        return Script(self.name, self.text.replace("redis.pcall('PUBLISH'", "redis.pcall('SPUBLISH'"), *self._fields)
+        text = self.text.replace("redis.pcall('PUBLISH'", "redis.pcall('SPUBLISH'")
+        return Script(self.name, text, self.keys, self.args, self.replies)
 
     def on(self, base: str, **fixed: Argument) -> Callable[..., tuple[Script, Sequence[str], Sequence[Argument]]]:
         """Returns a function that returns the script, its keys and its arguments, all in the order of its header.
@@ -258,15 +256,14 @@ def write(target: Path) -> None:
 
 def _bindings(keys: Sequence[Field], args: Sequence[Field]) -> str:
     """Returns the Lua lines that bind the names of a header to the values in KEYS and ARGV."""
-    single_keys, single_args = _names(keys)[0], _names(args)[0]
+    single_keys, single_args = ([field for field in fields if not field.many] for fields in (keys, args))
     key_lists, arg_lists = ([field for field in fields if field.many] for fields in (keys, args))
     has_lengths = len(key_lists) > 1 or len(arg_lists) > 1
     lines = ["-- Bound by the loader to the names of the header.", "local keys = {"]
-    lines += [f"  {name} = KEYS[{number}]," for number, name in enumerate(single_keys, 1)]
+    lines += [f"  {field.name} = KEYS[{number}]," for number, field in enumerate(single_keys, 1)]
     lines += ["}", "local args = {"]
-    forms = [field.form for field in args if not field.many]
-    for number, (name, form) in enumerate(zip(single_args, forms, strict=True), 1):
-        lines.append(f"  {name} = {_TYPES[form].format(f'ARGV[{number}]')},")
+    for number, field in enumerate(single_args, 1):
+        lines.append(f"  {field.name} = {_TYPES[field.form].format(f'ARGV[{number}]')},")
     lines.append("}")
     of_keys = _list_bindings("keys", "KEYS", len(single_keys) + 1, key_lists)
     of_args = _list_bindings("args", "ARGV", len(single_args) + 1 + has_lengths, arg_lists)
@@ -300,8 +297,3 @@ def _list_bindings(table: str, source: str, first: int, lists: Sequence[Field]) 
         convert = _LIST_TYPES[field.form] if table == "args" else ""
         lines.append(f"{table}.{field.name} = next_{table}({length}{convert})")
     return lines
-
-
-def _names(fields: Sequence[Field]) -> tuple[list[str], list[str]]:
-    """Returns the names of the single values, and the names of the lists."""
-    return [field.name for field in fields if not field.many], [field.name for field in fields if field.many]

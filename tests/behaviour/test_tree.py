@@ -123,22 +123,22 @@ LIKE = {"a": {"w": ("float32", (2, 2)), "b": ("float32", (2,))}, "s": Sparse("fl
 OTHER_TREES = [
     (
         {**LIKE, "a": {"w": ("float32", (2, 3)), "b": ("float32", (2,))}},
-        "leaf 'a/w' is float32 [2,2], not float32 [2,3]",
+        "float32 [2,2] at 'a/w', not float32 [2,3]",
     ),
-    ({**LIKE, "t": [("int64", ())]}, "leaf 't/0' is int32 [], not int64 []"),
-    ({"a": LIKE["a"], "t": LIKE["t"]}, "leaf 's' is sparse float32 [9,2], not missing"),
-    ({**LIKE, "b": ("int8", ())}, "leaf 'b' is missing, not int8 []"),
-    ({**LIKE, "s": ("float32", (9, 2))}, "leaf 's' is sparse float32 [9,2], not float32 [9,2]"),
+    ({**LIKE, "t": [("int64", ())]}, "int32 [] at 't/0', not int64 []"),
+    ({"a": LIKE["a"], "t": LIKE["t"]}, "sparse float32 [9,2] at 's', not nothing"),
+    ({**LIKE, "b": ("int8", ())}, "nothing at 'b', not int8 []"),
+    ({**LIKE, "s": ("float32", (9, 2))}, "sparse float32 [9,2] at 's', not float32 [9,2]"),
     (
         {**LIKE, "s": Sparse("float32", (None, 2))},
-        "leaf 's' is sparse float32 [9,2], not sparse float32 [-1,2]",
+        "sparse float32 [9,2] at 's', not sparse float32 [-1,2]",
     ),
-    ({**LIKE, "t": (("int32", ()),)}, "node 't' is a list, not a tuple"),
-    ({**LIKE, "t": {"0": ("int32", ())}}, "node 't' is a list, not a dict"),
-    ({**LIKE, "n": None}, "node 'n' is missing, not None"),
-    ({**LIKE, "t": [("int32", ()), []]}, "node 't/1' is missing, not a list"),
+    ({**LIKE, "t": (("int32", ()),)}, "a list at 't', not a tuple"),
+    ({**LIKE, "t": {"0": ("int32", ())}}, "a list at 't', not a dict"),
+    ({**LIKE, "n": None}, "nothing at 'n', not None"),
+    ({**LIKE, "t": [("int32", ()), []]}, "nothing at 't/1', not a list"),
     # The first of several.
-    ({**LIKE, "a": {"b": ("int8", ())}, "t": []}, "leaf 'a/b' is float32 [2], not int8 []"),
+    ({**LIKE, "a": {"b": ("int8", ())}, "t": []}, "float32 [2] at 'a/b', not int8 []"),
 ]
 
 
@@ -146,7 +146,8 @@ OTHER_TREES = [
 def test_opening_another_tree(open_tree):
     open_tree(LIKE, "model")
     for other, message in OTHER_TREES:
-        with pytest.raises(redisacc.InvalidArgumentError, match=re.escape(f"its {message}. Ask for the same, ")):
+        expected = re.escape(f"its tree has {message}. Ask for the same, ")
+        with pytest.raises(redisacc.InvalidArgumentError, match=expected):
             open_tree(other, "model")
 
 

@@ -5,8 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rows import every_row
 
+from redisacc._arrays.dtypes import TABLE
 from redisacc._arrays.encodings import BLOCKS, encode
 from redisacc._arrays.gradient import Gradient, Section
+from redisacc._arrays.spec import AccumulatorSpec
 from redisacc._format.buffered import PART_SIZES, pack, part_size
 from redisacc._format.keys import Keys
 from redisacc._format.part_cut import LEAST_ALIGNED, Dense, ElementCut
@@ -29,10 +31,10 @@ def test_a_part_has_the_same_elements_however_they_are_encoded(elements, size, r
 @every_row("elements", [20_000, 10**6, 2**22])
 def test_each_partition_gets_a_part_of_every_encoding(partitions, elements):
     keys = Keys("m", tuple(range(partitions)))
+    spec = AccumulatorSpec.of_array("dense", TABLE["float32"], None, reduction_type="SUM")
     gradient = Gradient([Section(np.zeros(elements, np.float32))])
     number = {
-        len(pack(keys, encode(gradient, encoding, lambda *_: ""), 0).parts)
-        for encoding in ("float32", "bfloat16", "int8")
+        len(pack(keys, encode(gradient, encoding, spec), 0).parts) for encoding in ("float32", "bfloat16", "int8")
     }
     assert len(number) == 1
     assert number.pop() % partitions == 0

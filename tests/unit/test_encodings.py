@@ -27,16 +27,19 @@ from redisacc._arrays.encodings import (
     stored_name,
 )
 from redisacc._arrays.gradient import Gradient, Section
+from redisacc._arrays.spec import AccumulatorSpec, described_by
 
 LARGEST = np.finfo(np.float32).max
 
 
-def named(section, element):
-    return f"element {element} of {section}"
+def spec_of(*dtypes):
+    """An accumulator with an array of each dtype."""
+    described = described_by({str(number): (dtype, ()) for number, dtype in enumerate(dtypes)})
+    return AccumulatorSpec.of_tree(*described, reduction_type="SUM")
 
 
 def encoded(values, encoding):
-    (section,) = encode(Gradient((Section(np.asarray(values, np.float32)),)), encoding, named).sections
+    (section,) = encode(Gradient((Section(np.asarray(values, np.float32)),)), encoding, spec_of("float32")).sections
     return section
 
 
@@ -121,10 +124,10 @@ def test_bfloat16_rounds_to_nearest_even_and_keeps_what_is_not_finite(values):
 def test_int8_refuses_what_is_not_finite(value, size):
     values = np.ones(size, np.float32)
     values[-1] = value
-    with pytest.raises(redisacc.InvalidArgumentError, match=f"^element {size - 1} of 0 must be finite.*{value}"):
+    with pytest.raises(redisacc.InvalidArgumentError, match=f"^grad at '0' must be finite.*{value}"):
         encoded(values, "int8")
-    with pytest.raises(redisacc.InvalidArgumentError, match=f"element {size - 1} of 0 must be finite"):
-        check_encodable(Gradient((Section(values),)), "int8", named)
+    with pytest.raises(redisacc.InvalidArgumentError, match="grad at '0' must be finite"):
+        check_encodable(Gradient((Section(values),)), "int8", spec_of("float32"))
 
 
 def test_extremes():
@@ -144,9 +147,10 @@ def test_extremes():
 
 def test_small_sections_and_other_dtypes_stay_as_they_are():
     small, wide = Section(np.ones(BLOCK - 1, np.float32)), Section(np.ones(BLOCK, np.float64))
-    gradient = encode(Gradient((small, wide)), "int8", named)
+    spec = spec_of("float32", "float64")
+    gradient = encode(Gradient((small, wide)), "int8", spec)
     assert gradient.sections == (small, wide)
-    rounded, same = encode(Gradient((small, wide)), "bfloat16", named).sections
+    rounded, same = encode(Gradient((small, wide)), "bfloat16", spec).sections
     assert rounded.dtype == ml_dtypes.bfloat16
     assert same is wide
 
@@ -154,7 +158,7 @@ def test_small_sections_and_other_dtypes_stay_as_they_are():
 def test_rows_keep_their_indices_and_shape():
     rows = np.arange(4 * 96, dtype=np.float32).reshape(4, 2, 48)
     section = Section(rows, np.arange(4))
-    (found,) = encode(Gradient((section,), 1), "int8", named).sections
+    (found,) = encode(Gradient((section,), 1), "int8", spec_of("float32")).sections
     assert isinstance(found, BlockSection)
     assert found.shape == found.values.shape == (4, 2, 48)
     assert (found.indices is section.indices, found.size, found.nbytes) == (True, 384, 32 + 2 * 260)
@@ -164,7 +168,7 @@ def test_several_arrays_and_any_layout_are_one_section():
     one, two = np.arange(300, dtype=np.float32), np.arange(50, dtype=np.float32)[::-1]
     together = encoded(np.concatenate([one, two]), "int8").values
     for encoding, expected in (("int8", together), ("bfloat16", np.concatenate([one, two]).astype(ml_dtypes.bfloat16))):
-        (found,) = encode(Gradient((Section([one, two]),)), encoding, named).sections
+        (found,) = encode(Gradient((Section([one, two]),)), encoding, spec_of("float32")).sections
         np.testing.assert_array_equal(found.values, expected)
     grid = np.arange(600, dtype=np.float32).reshape(20, 30).T
     np.testing.assert_array_equal(encoded(grid, "int8").values, encoded(grid.copy(), "int8").values)

@@ -122,7 +122,7 @@ def test_a_string_that_is_wanted_later_is_requested_while_nothing_arrives(peers)
         (b"?" * 100_000, BrokenError, "not RESP"),
         (b"-WRONGTYPE it is a list\r\n", ReplyError, "it is a list"),
         (b"$-1\r\n", LookupError, "-1"),
-        (b"_\r\n", LookupError, "-1"),
+        (b"_\r\n", BrokenError, "unexpected"),
         (b"$9\r\nforged", LookupError, "9"),
         (reply(b"abc") * 2, BrokenError, "more replies"),
     ],

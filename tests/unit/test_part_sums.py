@@ -141,7 +141,7 @@ class Upload:
         inline=0,
     ):
         weight = WEIGHTS[seed % len(WEIGHTS)] if spec.can_weigh else 1.0
-        self.gradient = replace(encode(gradient_of(spec, seed), encoding, spec.name_of), factor=weight)
+        self.gradient = replace(encode(gradient_of(spec, seed), encoding, spec), factor=weight)
         self.packed = buffered_format.pack(CUTS[size], self.gradient, inline)
         self.parts = written(KEYS.parts(f"g-{number}", len(self.packed.parts)), dict(enumerate(self.packed.parts)))
         place = b"0" if weight == 1 else f"0*{weight}".encode()

@@ -25,7 +25,7 @@ def test_parts_are_those_of_the_whole_gradient(encoding, partitions, missing, ot
     tree = {path: (rng.normal(size=shape) * 9).astype(dtypes[path]) for path, shape in SHAPES.items()}
     if missing == "skip":
         tree["e"] = None
-    whole = encode(tree_gradient(spec, tree, "grad"), encoding, spec.name_of)
+    whole = encode(tree_gradient(spec, tree, "grad"), encoding, spec)
     keys = Keys("x", tuple(range(partitions)) if partitions > 1 else ())
     packed = buffered.pack(keys, whole)
     layout = UploadLayout(spec, encoding, partitions)

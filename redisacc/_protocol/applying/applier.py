@@ -199,7 +199,7 @@ class Applier:
             if counted is not None:
                 return counted
             if not sent:
-                sent.append(encode(whole(), encoding, self._spec.name_of, self._spec.dtypes))
+                sent.append(encode(whole(), encoding, self._spec))
             return self._writer.buffer(sent[0], request)
 
         try:
@@ -221,9 +221,9 @@ class Applier:
 
     def _as_encoded(self, gradient: Gradient, encoding: Encoding, *, encodes: bool) -> Gradient:
         if encodes:
-            return encode(gradient, encoding, self._spec.name_of, self._spec.dtypes)
+            return encode(gradient, encoding, self._spec)
         # Whether a gradient is refused must not depend on how many elements it has.
-        check_encodable(gradient, encoding, self._spec.name_of, self._spec.dtypes)
+        check_encodable(gradient, encoding, self._spec)
         return gradient
 
     def _order_of(self, worker: str) -> str:

@@ -168,8 +168,8 @@ def _tree_difference(keys: Keys, there: str, here: str) -> str:
     first = difference(found, wanted)
     # Texts that differ describe trees that differ, because a structure has one text only.
     assert first is not None
-    what = "leaf" if first.is_leaf else "node"
-    return f"{what} {shown(first.path)} is {printable(first.first, QUOTED)}, not {printable(first.second, QUOTED)}"
+    path, one, other = first
+    return f"tree has {printable(one, QUOTED)} at {shown(path)}, not {printable(other, QUOTED)}"
 
 
 def list_name(transport: Transport, name: str) -> None:
