@@ -30,7 +30,7 @@ from redisacc.torch._hooks import Hooks
 from redisacc.torch._local import TorchModel
 from redisacc.torch._mean import EVERY, MeanSteps
 from redisacc.torch._rest import Rest
-from redisacc.torch._sampler import Progress, Sampler, sampler
+from redisacc.torch._sampler import Progress, Sampler
 from redisacc.torch._state import state_of, torch_state
 from redisacc.torch._upload import Gradients
 from redisacc.torch._weights import Weights
@@ -543,7 +543,7 @@ class Optimizer(torch.optim.Optimizer):
             InvalidArgumentError: an argument is invalid, or this worker's number is too high to have a share.
         """
         assert self.training.number is not None
-        self._sampler = sampler(
+        self._sampler = Sampler(
             data,
             batch_size,
             number=self.training.number,

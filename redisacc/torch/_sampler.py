@@ -83,18 +83,21 @@ class Sampler(torch.utils.data.Sampler[int]):
     process restarted. So a loop over epochs continues where the run is.
 
     Args:
-        size: the number of examples.
+        data: the examples.
         batch_size: how many of them this worker uses in each step.
         number: the number of the worker.
         workers: the number of all workers.
         shuffle: whether each epoch has its own order.
         seed: determines the orders, together with the number of the epoch.
         progress: where this process is. If it has made steps, epoch 0 is hardly the one that comes next.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid, or this worker has no share.
     """
 
     def __init__(
         self,
-        size: int,
+        data: Sized,
         batch_size: int,
         *,
         number: int,
@@ -103,8 +106,15 @@ class Sampler(torch.utils.data.Sampler[int]):
         seed: int,
         progress: Progress,
     ) -> None:
-        self._batches = Batches(size, batch_size * workers, seed=seed, shuffle=shuffle)
-        self._batch_size = batch_size
+        if not len(data):
+            raise InvalidArgumentError(f"data must have at least one example, unlike {shown(type(data).__name__)} here")
+        if number >= workers:
+            raise InvalidArgumentError(
+                f"this is worker {number}, and the data is shared among {workers} workers, 0 to {workers - 1}: start "
+                "all processes with more workers="
+            )
+        self._batch_size = validation.integer(batch_size, "batch_size", low=1)
+        self._batches = Batches(len(data), self._batch_size * workers, seed=seed, shuffle=shuffle)
         self._number = number
         self._workers = workers
         self._progress = progress
@@ -169,37 +179,3 @@ class Sampler(torch.utils.data.Sampler[int]):
             "DataLoader's batch_size times the batches whose gradients are accumulated. For a batch that is left out, "
             "call the optimizer's skip()"
         )
-
-
-def sampler(
-    data: Sized,
-    batch_size: int,
-    *,
-    number: int,
-    workers: int,
-    shuffle: bool,
-    seed: int,
-    progress: Progress,
-) -> Sampler:
-    """Returns a sampler of some data.
-
-    Raises:
-        InvalidArgumentError: an argument is invalid, or this worker has no share.
-    """
-    size = len(data)
-    if not size:
-        raise InvalidArgumentError(f"data must have at least one example, unlike {shown(type(data).__name__)} here")
-    if number >= workers:
-        raise InvalidArgumentError(
-            f"this is worker {number}, and the data is shared among {workers} workers, 0 to {workers - 1}: start all "
-            "processes with more workers="
-        )
-    return Sampler(
-        size,
-        validation.integer(batch_size, "batch_size", low=1),
-        number=number,
-        workers=workers,
-        shuffle=validation.flag(shuffle, "shuffle"),
-        seed=validation.integer(seed, "seed", low=0),
-        progress=progress,
-    )

@@ -45,44 +45,11 @@ def _bytes(tensor: torch.Tensor, begin: int) -> torch.Tensor:
     return tensor.detach().reshape(-1)[begin : begin + ELEMENTS].view(torch.uint8)
 
 
-class Changes:
-    """Notices that a program has changed parameters since they were last written.
+class Weights:
+    """The parameters of a model that a run has. Notices that a program has changed some since they were last written.
 
     Torch counts changes in place, and all are noticed at once. Of changes through ``.data``, which it does not count,
     those of 8 parameters are noticed in each step, which take turns.
-
-    Args:
-        tensors: the parameters, by name.
-    """
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._tensors = tensors
-        self._versions: dict[str, int] = {}
-        self._samples: dict[str, Sample] = {}
-        self._turn = 0
-
-    def note(self) -> None:
-        """Notes that the parameters are as they should be."""
-        names = [*self._tensors]
-        self._versions = {name: tensor._version for name, tensor in self._tensors.items()}
-        turns = range(self._turn, self._turn + min(TENSORS, len(names)))
-        self._samples = {
-            names[turn % len(names)]: Sample.of(self._tensors[names[turn % len(names)]], turn // len(names))
-            for turn in turns
-        }
-        self._turn = turns.stop
-
-    def find(self) -> str | None:
-        """Returns the name of a parameter that was changed since, None if there is none."""
-        for name, version in self._versions.items():
-            tensor = self._tensors[name]
-            if tensor._version != version or (name in self._samples and not self._samples[name].is_of(tensor)):
-                return name
-        return None
-
-
-class Weights:
-    """The parameters of a model that a run has.
 
     Args:
         shared_name: the name of the run.
@@ -101,7 +68,10 @@ class Weights:
     ) -> None:
         self._shared_name, self._tensors, self._frozen = shared_name, tensors, frozen
         self._dtypes = {name: each.dtype for name, each in tensors.items()}
-        self._changes = Changes(tensors) if is_shared else None
+        self._is_shared = is_shared
+        self._versions: dict[str, int] = {}
+        self._samples: dict[str, Sample] = {}
+        self._turn = 0
 
     def write(self, tree: Any) -> None:
         """Checks the weights of a version, and writes them into the parameters."""
@@ -109,12 +79,24 @@ class Weights:
 
     def note(self) -> None:
         """Notes that the parameters are as they should be."""
-        if self._changes is not None:
-            self._changes.note()
+        if not self._is_shared:
+            return
+        names = [*self._tensors]
+        self._versions = {name: tensor._version for name, tensor in self._tensors.items()}
+        turns = range(self._turn, self._turn + min(TENSORS, len(names)))
+        self._samples = {
+            names[turn % len(names)]: Sample.of(self._tensors[names[turn % len(names)]], turn // len(names))
+            for turn in turns
+        }
+        self._turn = turns.stop
 
     def changed(self) -> str | None:
         """Returns the name of a parameter that the program has changed since; None if there is none."""
-        return None if self._changes is None else self._changes.find()
+        for name, version in self._versions.items():
+            tensor = self._tensors[name]
+            if tensor._version != version or (name in self._samples and not self._samples[name].is_of(tensor)):
+                return name
+        return None
 
     @contextmanager
     def rewriting(self) -> Iterator[list[str]]:

@@ -19,7 +19,7 @@ def at_step(step=0):
 
 def share(number, progress=None, *, size=23, workers=3, batch_size=4, shuffle=True, seed=0):
     return Sampler(
-        size,
+        range(size),
         batch_size,
         number=number,
         workers=workers,
