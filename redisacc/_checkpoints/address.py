@@ -68,10 +68,6 @@ class Address:
         with contextlib.suppress(*[FileNotFoundError] * missing_ok):
             self._system.rm_file(self._path)
 
-    def read_bytes(self) -> bytes:
-        """Returns what is in the file."""
-        return bytes(self._system.cat_file(self._path))
-
     def version(self) -> str:
         """Returns what changes when the file is replaced."""
         return str(self._system.info(self._path))

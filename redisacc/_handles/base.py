@@ -457,8 +457,6 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         most: int | None = None,
         grace: float | None = None,
         timeout: float | None = None,
-        cancel: Callable[[], bool] | None = None,
-        describe: Callable[[], str] | None = None,
     ) -> Iterator[Round[G]]:
         """Takes a round for the length of a ``with`` block, and acknowledges it when the block ends without an error.
 
@@ -479,9 +477,6 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             most: as for ``take_grad``.
             grace: as for ``take_grad``.
             timeout: seconds to wait at most, 0 or more. None means forever.
-            cancel: called at least once a second while the take waits and the server answers; if it returns True, the
-                take raises CancelledError.
-            describe: called for a log message about the wait; returns text to add to it, or "".
 
         Yields:
             The round: the gradient, the step that it closed, how many gradients it holds, and from which workers.
@@ -494,7 +489,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             OutcomeUnknownError: at the end of the block, if the round could not be acknowledged. The block itself has
                 ended without an error; the error's ``settle()`` acknowledges.
         """
-        taken = self._take(demand_of(num_required, most, grace, min_weight), timeout, None, describe, cancel)
+        taken = self._take(demand_of(num_required, most, grace, min_weight), timeout, None)
         yield taken.round
         self._taker.acknowledge(taken, None)
 

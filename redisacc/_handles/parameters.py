@@ -60,7 +60,6 @@ class Parameters(Closing):
         shared_name: the name under which other processes find the parameters: 1 to 512 bytes in UTF-8, without braces
             or control characters. An accumulator may have the same name.
         redis: a redis-py or valkey-py client, a URL, or None, as for ``ConditionalAccumulator``.
-        name: labels log records.
         publisher: the name under which this handle publishes, which ``redisacc show`` shows. None means "host:pid".
         encoding: how this handle publishes float32 elements: "float32" (or None), as they are, or "bfloat16", rounded
             to half as many bytes, which keeps NaN and infinities. Readers get the rounded values as float32, whatever
@@ -87,7 +86,6 @@ class Parameters(Closing):
         shared_name: str,
         *,
         redis: object = None,
-        name: str = "parameters",
         publisher: str | None = None,
         encoding: Literal["float32", "bfloat16"] | None = None,
         partitions: int | Literal["auto"] | None = None,
@@ -95,7 +93,6 @@ class Parameters(Closing):
         create: bool = True,
     ) -> None:
         shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
-        self._name = validation.text(name, "name", max_bytes=512)
         self._given_publisher = None if publisher is None else validation.text(publisher, "publisher", max_bytes=200)
         self._encoding = "float32" if encoding is None else encoding
         if not isinstance(encoding, str | None) or self._encoding not in ENCODINGS:
@@ -129,16 +126,6 @@ class Parameters(Closing):
     def shared_name(self) -> str:
         """The name under which other processes find the parameters."""
         return self._keys.name
-
-    @property
-    def name(self) -> str:
-        """The name of this handle, which labels log records."""
-        return self._name
-
-    @property
-    def parameters_ref(self) -> str:
-        """The key of the record in Redis, for ``redis-cli``."""
-        return self._keys.record
 
     def __repr__(self) -> str:
         state = ", closed" if self._lifetime.closed else ""
@@ -371,7 +358,7 @@ class Parameters(Closing):
                 self._reader,
                 after=wanted,
                 deadline=deadline,
-                label=f"{self._name} ({self._keys.name})",
+                label=self._keys.name,
                 skip_last=skip_last,
                 cancel=cancel,
                 describe=describe,

@@ -53,6 +53,9 @@ class TreeAccumulator(Accumulator[Any, Any]):
         (array([7]), [array([2., 4.], dtype=float32), array(7)])
     """
 
+    # The upload of a gradient that is under way.
+    _upload: Upload | None = None
+
     @with_options(AccumulatorOptions)
     def __init__(
         self,
@@ -104,11 +107,6 @@ class TreeAccumulator(Accumulator[Any, Any]):
     def spec(self) -> Any:
         """The tree with ``(dtype, shape)`` or ``Sparse(dtype, shape)`` as its leaves, as the class takes it."""
         return self._spec.tree
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The paths of the leaves, in the order in which everything lists them."""
-        return self._spec.structure.paths
 
     def apply_grad(
         self,
@@ -200,24 +198,27 @@ class TreeAccumulator(Accumulator[Any, Any]):
 
         Returns None if such gradients are only sent whole: they are small, or some leaves are sparse.
         """
+        self._abandon()
         self._lifetime.check()
         layout = self._applier.layout_for(self._encoding)
         if layout is None:
             return None
-        return self._applier.begin(layout, local_step=local_step, worker=self._worker)
+        self._upload = self._applier.begin(layout, local_step=local_step, worker=self._worker)
+        return self._upload
 
     def _commit(
-        self, upload: Upload, tree: Any, weight: object, metrics: Mapping[str, SupportsFloat] | None, missing: str
+        self, tree: Any, weight: object, metrics: Mapping[str, SupportsFloat] | None, missing: str
     ) -> ApplyResult:
-        """Counts the gradient of an upload.
+        """Counts the gradient of the upload that is under way, once: a second attempt has to send the whole gradient.
 
         Args:
-            upload: an upload that this handle has begun.
             tree: the gradient, as for ``apply_grad``. Whatever has not been put is None.
             weight: as for ``apply_grad``.
             metrics: as for ``apply_grad``.
             missing: the message of the error if leaves are missing, and the gradient would be accepted; else "".
         """
+        upload, self._upload = self._upload, None
+        assert upload is not None
 
         def whole() -> Gradient:
             if missing:
@@ -231,7 +232,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
             if self._options["finite"] and not missing:
                 check_finite(whole(), self._spec, self._encoding)
         except BaseException:
-            self._abandon(upload)
+            self._applier.abandon(upload)
             raise
         with self._observe("apply", upload.request.worker) as operation:
             result = self._applier.commit(
@@ -245,9 +246,17 @@ class TreeAccumulator(Accumulator[Any, Any]):
             operation.note_gradient(upload.layout.nbytes, upload.request.local_step, result.outcome, result.global_step)
         return result
 
-    def _abandon(self, upload: Upload) -> None:
-        """Ends an upload. Nothing of it is left."""
-        self._applier.abandon(upload)
+    def _abandon(self, which: Upload | None = None) -> None:
+        """Ends the upload that is under way, if there is one; or only this one. Nothing of it is left."""
+        upload = self._upload
+        if upload is not None and which in (None, upload):
+            self._upload = None
+            self._applier.abandon(upload)
+
+    def close(self) -> None:
+        """Closes this handle, as ``ConditionalAccumulatorBase.close`` does."""
+        self._abandon()
+        super().close()
 
     def _taken(self, gradient: Any) -> Any:
         return gradient

@@ -13,7 +13,6 @@ import numpy as np
 from redisacc._arrays.leaf_values import leaf_elements, leaf_rows
 from redisacc._arrays.results import ApplyResult
 from redisacc._arrays.spec import AccumulatorSpec
-from redisacc._handles.tree import TreeAccumulator
 from redisacc._protocol.applying.upload import Upload as Streamed
 from redisacc._text import listed, shown
 from redisacc.errors import InvalidArgumentError
@@ -36,42 +35,6 @@ class Given(NamedTuple):
     weight: float
     metrics: Mapping[str, SupportsFloat] | None
     missing: str = ""
-
-
-class OpenUpload:
-    """The upload of a worker that is under way and sends parts in the background, if there is one.
-
-    Attributes:
-        streamed: that upload.
-    """
-
-    def __init__(self) -> None:
-        self.streamed: Streamed | None = None
-        self._gradients: TreeAccumulator | None = None
-
-    def begin(self, gradients: TreeAccumulator, step: int) -> None:
-        """Begins an upload, unless such gradients are only sent whole."""
-        self._gradients = gradients
-        self.streamed = gradients._begin(step)
-
-    def commit(self, given: Given) -> ApplyResult:
-        """Counts its gradient, once: a second attempt sends the whole gradient."""
-        assert self._gradients is not None
-        assert self.streamed is not None
-        streamed, self.streamed = self.streamed, None
-        return self._gradients._commit(streamed, *given)
-
-    def end(self) -> None:
-        """Abandons it, if there is one."""
-        streamed, self.streamed = self.streamed, None
-        if streamed is not None and self._gradients is not None:
-            self._gradients._abandon(streamed)
-        self._gradients = None
-
-    def end_if(self, streamed: Streamed | None) -> None:
-        """Abandons it, if it is this one."""
-        if streamed is not None and streamed is self.streamed:
-            self.end()
 
 
 class Upload:

@@ -39,7 +39,7 @@ from redisacc._training.gradients import has_no_gradients, no_gradient, warn_of_
 from redisacc._training.loss import Claimant
 from redisacc._training.options import SKIP, Finite, checked_finite
 from redisacc._training.participant import Participant
-from redisacc._training.upload import Given, OpenUpload, Upload
+from redisacc._training.upload import Given, Upload
 from redisacc.errors import (
     CancelledError,
     DataLossError,
@@ -182,7 +182,6 @@ class Worker(Participant):
         self._opened.callback(self._ahead.close)
         self._parameters._reader.fetch_ahead(self._ahead)
         self._accumulator: TreeAccumulator | None = None
-        self._upload = OpenUpload()
         self._claimant = Claimant(self._transport, self._parameters, self._place)
         self._lease.on_missing = self._claimant.claim_quietly
         # The step of the parameters that the loop got last; and what was applied in it.
@@ -310,7 +309,7 @@ class Worker(Participant):
                 self._step, self._went_back = None, False
                 continue
             log = None
-            self._upload.end()
+            self._end_upload()
             if self._step is not None:
                 exit_code.advanced()
             if self._has_sent:
@@ -346,7 +345,6 @@ class Worker(Participant):
             self._parameters._forget()
             self._step = None
         # The accumulator is another one.
-        self._upload.end()
         if self._accumulator is not None:
             self._accumulator.close()
             self._accumulator = None
@@ -560,7 +558,7 @@ class Worker(Participant):
         if self._step is None:
             raise InvalidArgumentError(f"{call} needs the step of a loop over steps()")
         self._check_lease()
-        self._upload.end()
+        self._end_upload()
         return self._step
 
     def _kept(self, given: Given, apply: Callable[[], ApplyResult]) -> ApplyResult:
@@ -594,24 +592,27 @@ class Worker(Participant):
         """
         step = self._started("begin()")
         gradients = self._made(self._gradients, "to open the accumulator")
-        self._patience.call(lambda: self._upload.begin(gradients, step), "to begin an upload")
-        streamed = self._upload.streamed
+        streamed = self._patience.call(lambda: gradients._begin(step), "to begin an upload")
 
         def commit(given: Given) -> ApplyResult:
-            if step != self._step or (streamed is not None and streamed is not self._upload.streamed):
+            if step != self._step or streamed is not gradients._upload:
                 raise InvalidArgumentError(f"the upload of the gradient of step {step} has ended: begin another one")
             self._check_lease()
 
             def apply() -> ApplyResult:
                 try:
-                    return self._apply(given, step, self._upload)
+                    return self._apply(given, step, streams=True)
                 finally:
-                    self._upload.end()
+                    gradients._abandon()
 
             # An incomplete gradient is of a step that is over.
             return apply() if given.missing else self._kept(given, apply)
 
-        return Upload(gradients._spec, streamed, commit, partial(self._upload.end_if, streamed))
+        return Upload(gradients._spec, streamed, commit, partial(gradients._abandon, streamed))
+
+    def _end_upload(self) -> None:
+        if self._accumulator is not None:
+            self._accumulator._abandon()
 
     def as_encoded(self, gradient: Any, *, weight: float = 1.0) -> Any:
         """Returns a gradient as the round gets it: the same, or rounded if ``encoding`` applies.
@@ -639,20 +640,20 @@ class Worker(Participant):
         """Sends what the program keeps with the next gradient."""
         self._pending, self._has_sent = text, False
 
-    def _apply(self, given: Given, step: int, upload: OpenUpload | None = None) -> ApplyResult:
+    def _apply(self, given: Given, step: int, *, streams: bool = False) -> ApplyResult:
         if self._pending and isinstance(given.metrics, Mapping | None):
             metrics: Any = Means(given.metrics or {})  # type: ignore[arg-type]
             metrics.kept, metrics.digest = self._pending, getattr(given.metrics, "digest", "")
             given = given._replace(metrics=metrics)
-        result = self._applied_to_round(given, step, upload)
+        result = self._applied_to_round(given, step, streams=streams)
         self._has_sent = bool(self._pending) and result.outcome != "stale"
         return result
 
-    def _applied_to_round(self, given: Given, step: int, upload: OpenUpload | None) -> ApplyResult:
+    def _applied_to_round(self, given: Given, step: int, *, streams: bool) -> ApplyResult:
         def attempt() -> ApplyResult:
             gradients = self._gradients()
-            if upload is not None and upload.streamed is not None:
-                return upload.commit(given)
+            if streams and gradients._upload is not None:
+                return gradients._commit(*given)
             if given.missing:
                 # The upload was over, and is lost now.
                 return ApplyResult("stale", gradients.global_step(), gradients.num_accumulated())
@@ -698,5 +699,4 @@ class Worker(Participant):
                 self._parameters.step()
                 on_failure.pop_all()
             self._accumulator = self._opened.enter_context(opened)
-            self._opened.callback(self._upload.end)
         return self._accumulator

@@ -173,11 +173,6 @@ class TreeAccumulator(ConditionalAccumulatorBase[tree.TreeAccumulator]):
         """The tree with ``(dtype, shape)`` or ``Sparse(dtype, shape)`` as its leaves, as the class takes it."""
         return self.blocking.spec
 
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The paths of the leaves, in the order in which everything lists them."""
-        return self.blocking.paths
-
     apply_grad = awaited(tree.TreeAccumulator.apply_grad)
     take_grad = awaited(tree.TreeAccumulator.take_grad)
     take = entered(tree.TreeAccumulator.take)

@@ -20,16 +20,6 @@ class Parameters(Handle[parameters.Parameters]):
         """The name under which other processes find the parameters."""
         return self.blocking.shared_name
 
-    @property
-    def name(self) -> str:
-        """The name of this handle, which labels log records."""
-        return self.blocking.name
-
-    @property
-    def parameters_ref(self) -> str:
-        """The key of the record in Redis, for ``redis-cli``."""
-        return self.blocking.parameters_ref
-
     publish = awaited(parameters.Parameters.publish)
     check = awaited(parameters.Parameters.check)
     finish = awaited(parameters.Parameters.finish)

@@ -126,7 +126,7 @@ class MeanSteps:
         training.meanwhile = meanwhile
         name = training.shared_name + SNAPSHOT
         self._snapshots = training._patience.call(
-            lambda: Parameters(name, redis=redis, name="snapshot", partitions="auto"), LOOK, in_steps=True
+            lambda: Parameters(name, redis=redis, partitions="auto"), LOOK, in_steps=True
         )
         if (wanted := options.checkpoint) is not None:
             transport = self._snapshots._transport.blocking

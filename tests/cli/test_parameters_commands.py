@@ -86,7 +86,7 @@ def test_rm_of_both(cli, client, weights, open_dense):
 @pytest.mark.parametrize("field", ["step", "full", "structure", "format"])
 @pytest.mark.forges
 def test_what_cannot_be_read_can_be_deleted(cli, client, weights, field, open_dense):
-    client.hset(weights.parameters_ref, field, "[" * 10_000)
+    client.hset("redisacc:{w}:parameters", field, "[" * 10_000)
     shown = cli("show", "w")
     assert (shown.exit_code, shown.stdout) == (1, "")
     assert "parameters" in shown.stderr

@@ -413,8 +413,8 @@ RULES = (
     Rule(
         "A block that fails leaves its round to be recovered",
         "redisacc/_handles/base.py",
-        "timeout, None, describe, cancel)\n        yield taken.round\n        self._taker.acknowledge(taken, None)",
-        "timeout, None, describe, cancel)\n        self._taker.acknowledge(taken, None)\n        yield taken.round",
+        "timeout, None)\n        yield taken.round\n        self._taker.acknowledge(taken, None)",
+        "timeout, None)\n        self._taker.acknowledge(taken, None)\n        yield taken.round",
         "tests/behaviour/test_rounds.py -k block_that_fails",
     ),
     Rule(

@@ -171,7 +171,8 @@ def taker_works(place, background, until):
                 chief.publish([table, np.zeros(3_000_000)], step, changed={"0": [1]}, state=[table])
             chief.latest()
     # Nothing is left to sweep but what slow readers may still be reading.
-    assert all(score > 1 for _, score in place.admin.zrange(f"{chief.parameters_ref}:attempts", 0, -1, withscores=True))
+    attempts = place.admin.zrange("redisacc:{train-wider}:parameters:attempts", 0, -1, withscores=True)
+    assert all(score > 1 for _, score in attempts)
     return acc
 
 

@@ -167,7 +167,6 @@ def tree(model: dict[str, npt.NDArray[np.float32]]) -> None:
         print(total["layers"][0].sum())
         with acc.take(1) as taken:
             print(taken.gradient["emb"].indices, taken.num_accumulated)
-        assert_type(acc.paths, tuple[str, ...])
         assert_type(acc.like(model), redisacc.TreeAccumulator)
     like = redisacc.TreeAccumulator.like(model, "like", sparse={"emb"}, worker="ann")
     assert_type(like, redisacc.TreeAccumulator)
@@ -191,7 +190,7 @@ def observer(acc: redisacc.ConditionalAccumulator) -> list[str]:
 
 
 def parameters() -> None:
-    with redisacc.Parameters("w", redis="redis://localhost", name="weights", publisher="chief", create=True) as weights:
+    with redisacc.Parameters("w", redis="redis://localhost", publisher="chief", create=True) as weights:
         weights.publish({"w": np.ones(3), "layers": [np.zeros(2), (1.0, None)]}, 0)
         weights.publish(np.ones(3), step=1, changed={".": [1]}, state={"momentum": np.zeros(3)})
         assert_type(weights.latest(), tuple[int, Any] | None)
