@@ -15,7 +15,7 @@
 -- ARGV acknowledged    number    the last request whose outcome the session knows; 0 if there is none
 -- ARGV worker          text      name under which the gradient is counted
 -- ARGV local_step      int64     the step for which the gradient was computed
--- ARGV once            number    1: the round accepts one gradient of this worker; 2: and of its own step only
+-- ARGV own_step        flag      whether it is dropped if it is of a later step than the round
 -- ARGV notes           text      what is noted of it for takers: see contribution.lua; "" if nothing is
 -- ARGV round_shape     text      the shape that all gradients of a round must share, such as "[16]"
 -- ARGV weight          number    factor applied to the gradient, before its staleness counts
@@ -37,8 +37,8 @@
 -- {'applied', global_step, num_accumulated}   the gradient is buffered and counted
 -- {'swapped', global_step, num_accumulated}   this copy of the request has done so, and removed what the gradient
 --                                             replaces
--- {'stale', global_step, num_accumulated}     local_step < global_step - max_staleness, or `once` is 2 and local_step >
---                                             global_step: the gradient was dropped
+-- {'stale', global_step, num_accumulated}     local_step < global_step - max_staleness, or local_step > global_step
+--                                             and own_step: the gradient was dropped
 -- {'repeated', global_step, num_accumulated}  the round has a gradient of this worker: this one was dropped
 -- {'fenced', global_step, num_accumulated}    resolve had already ruled this request out; only duplicates grew
 -- {'would_accept'}                            the header is empty, and the gradient would be buffered; nothing changed

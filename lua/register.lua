@@ -12,7 +12,7 @@
 -- ARGV acknowledged    number    the last request whose outcome the session knows; 0 if there is none
 -- ARGV worker          text      name under which the gradient is counted
 -- ARGV local_step      int64     the step for which the gradient was computed
--- ARGV once            number    1: the round accepts one gradient of this worker; 2: and of its own step only
+-- ARGV own_step        flag      whether it is dropped if it is of a later step than the round
 -- ARGV round_shape     text      the shape that all gradients of a round must share, such as "[16]"
 -- ARGV weight          number    factor applied to the gradient, before its staleness counts
 -- ARGV summed_weight   text      if this is a sum: the weight that the gradient of this request has in it; else ""
@@ -30,8 +30,8 @@
 -- {'registered', place}                       the attempt may write its parts; place is its place in the order of the
 --                                             round unless its sender gives one, and no other attempt gets this number
 -- {'applied', global_step, num_accumulated}   the request has been executed: the reply of commit
--- {'stale', global_step, num_accumulated}     local_step < global_step - max_staleness, or `once` is 2 and local_step >
---                                             global_step: the gradient was dropped
+-- {'stale', global_step, num_accumulated}     local_step < global_step - max_staleness, or local_step > global_step
+--                                             and own_step: the gradient was dropped
 -- {'repeated', global_step, num_accumulated}  the round has a gradient of this worker: this one was dropped
 -- {'fenced', global_step, num_accumulated}    resolve had already ruled this request out; only duplicates grew
 -- {'full', buffered_bytes, buffer_limit, weight}

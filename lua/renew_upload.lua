@@ -8,7 +8,7 @@
 -- ARGV incarnation  text     the incarnation that the handle opened
 -- ARGV worker       text     name under which the gradient will be counted
 -- ARGV local_step   int64    the step for which the gradient is computed
--- ARGV once         number   1: the round accepts one gradient of this worker; 2: and of its own step only
+-- ARGV own_step     flag     whether it is dropped if it is of a later step than the round
 -- ARGV attempt      text     "ATTEMPT parts" if its parts are in partitions; else ""
 -- ARGV lease_ms     number   how long the attempt may take from now on, in milliseconds
 -- ARGV expiry_ms    number   expiry of place and parts, in milliseconds
@@ -34,7 +34,7 @@ if not record then
   return refusal
 end
 if not accepted_staleness(record, args)
-  or ((args.once > 0 or record.once_per_worker > 0) and redis.call('HSTRLEN', keys.workers, args.worker) > 0) then
+  or (record.once_per_worker > 0 and redis.call('HSTRLEN', keys.workers, args.worker) > 0) then
   return {'over'}
 end
 if args.attempt ~= '' then

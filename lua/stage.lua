@@ -7,7 +7,7 @@
 -- ARGV incarnation     text      the incarnation that the handle opened
 -- ARGV worker          text      name under which the gradient will be counted
 -- ARGV local_step      int64     the step for which the gradient was computed
--- ARGV once            number    1: the round accepts one gradient of this worker; 2: and of its own step only
+-- ARGV own_step        flag      whether it is dropped if it is of a later step than the round
 -- ARGV round_shape     text      the shape that all gradients of a round must share, such as "[16]"
 -- ARGV weight          number    factor applied to the gradient, before its staleness counts
 -- ARGV gradient        text      id of the gradient
@@ -39,7 +39,7 @@ end
 local staleness = accepted_staleness(record, args)
 if not staleness
   or redis.call('HSTRLEN', keys.buffered, args.gradient) > 0
-  or ((args.once > 0 or record.once_per_worker > 0) and redis.call('HSTRLEN', keys.workers, args.worker) > 0) then
+  or (record.once_per_worker > 0 and redis.call('HSTRLEN', keys.workers, args.worker) > 0) then
   return {'ignored'}
 end
 -- The gradient has this weight unless the step grows before it is buffered.

@@ -7,7 +7,7 @@ local function accepted_staleness(record, request)
   end
   -- #include "integer_text_below"
   local staleness = integer_text_below(request.local_step, record.global_step)
-  if staleness > record.max_staleness or (staleness == 0 and request.once > 1) then
+  if staleness > record.max_staleness or (staleness == 0 and request.own_step) then
     return nil
   end
   return staleness

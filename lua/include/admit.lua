@@ -9,7 +9,7 @@
 -- which count_gradient needs once the gradient is in; or nil and the reply.
 --
 -- keys: record, workers, sessions. request: incarnation, session, sequence, acknowledged, worker, local_step,
--- round_shape, once, notes, weight. is_buffered: whether the sizes of the buffered gradients are to be read, too.
+-- round_shape, own_step, notes, weight. is_buffered: whether the sizes of the buffered gradients are to be read, too.
 local function admit(keys, request, is_buffered)
   local names = {'num_accumulated', 'applied', 'lease_ms', 'wanted', 'once_per_worker', 'max_staleness', 'grace_count'}
   if is_buffered then
@@ -35,7 +35,7 @@ local function admit(keys, request, is_buffered)
   if not in_round then
     return nil, {'corrupt', 'workers', string.sub(request.worker, 1, 64)}
   end
-  if in_round > 0 and (request.once > 0 or record.once_per_worker > 0) then
+  if in_round > 0 and record.once_per_worker > 0 then
     local reply = {'repeated', record.global_step, count_text(record.num_accumulated)}
     -- #include "drop_gradient"
     return drop_gradient(keys, request, record, entry, reply)

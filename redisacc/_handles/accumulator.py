@@ -14,7 +14,6 @@ import numpy as np
 
 from redisacc._arrays import validation
 from redisacc._arrays.dtypes import find_dtype
-from redisacc._arrays.encodings import Encoding, checked_encoding
 from redisacc._arrays.finite import check_finite
 from redisacc._arrays.gradient import Gradient
 from redisacc._arrays.metrics import metric_notes
@@ -172,20 +171,16 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
         local_step: object,
         name: object,
         weight: object,
-        once_per_worker: object,
-        encoding: object,
         metrics: object = None,
     ) -> ApplyResult:
         """Applies a gradient. Apart from the shape that binds the round, the other arguments are the caller's."""
         label = self._own_label if name is None else self._label(name)
         step = validation.integer(local_step, "local_step")
-        once = once_per_worker is not False and validation.flag(once_per_worker, "once_per_worker")
-        used = self._encoding if encoding is None else self._encoding_of(encoding)
         # Most gradients have the default weight.
         checked = 1.0 if type(weight) is float and weight == 1 else self._checked_weight(weight)
         self._lifetime.check()
         if self._options["finite"]:
-            check_finite(gradient, self._spec, used)
+            check_finite(gradient, self._spec, self._applier.encoding)
         worker = self._options["worker"] or host_and_process(os.getpid())
         apply = functools.partial(
             self._applier.apply,
@@ -193,9 +188,7 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
             local_step=step,
             round_shape=round_shape,
             weight=checked,
-            once=once,
             worker=worker,
-            encoding=used,
             label=label,
         )
         operation = self._observe("apply", worker)
@@ -207,10 +200,10 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
             operation.note_gradient(gradient.nbytes, step, result.outcome, result.global_step)
         return result
 
-    def _as_encoded(self, gradient: Gradient, round_shape: tuple[int, ...], encoding: object, weight: object) -> G:
+    def _as_encoded(self, gradient: Gradient, round_shape: tuple[int, ...], weight: object) -> G:
         """Returns what a round gets of a gradient, in the form of the result of a take."""
         round_sum = self._spec.empty_sum(round_shape, where=self._keys.record)
-        round_sum.add(self._applier.as_encoded(gradient, self._encoding_of(encoding), self._checked_weight(weight)))
+        round_sum.add(self._applier.as_encoded(gradient, self._checked_weight(weight)))
         sent: G = self._spec.result(round_sum, 1)
         return sent
 
@@ -222,10 +215,6 @@ class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
                 f"weight must be 1 for gradients of {names}, not {checked:g}: a sum of integers has no fractions"
             )
         return checked
-
-    def _encoding_of(self, encoding: object) -> Encoding:
-        """Returns how a gradient travels, given what the caller has said about it."""
-        return self._encoding if encoding is None else checked_encoding(encoding, self._spec.dtypes)
 
 
 class ArrayAccumulator(Accumulator[G, Taken]):

@@ -15,7 +15,6 @@ from types import EllipsisType
 from typing import Any, Generic, TypeVar
 
 from redisacc._arrays import validation
-from redisacc._arrays.encodings import Encoding
 from redisacc._arrays.results import Round, Tally
 from redisacc._arrays.spec import AccumulatorSpec
 from redisacc._arrays.weights import CONSTANT
@@ -197,6 +196,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self._applier = Applier(
             way,
             self._requests,
+            encoding=options["encoding"] or "float32",
             in_place_limit=in_place_limit if opened.can_add_in_place else 0,
             staleness_weighs=opened.staleness_weight != CONSTANT,
         )
@@ -210,7 +210,6 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             history=History(opened.takes, opened.losses),
         )
         self._records = RecordReader(transport, keys, opened.incarnation, self._lifetime)
-        self._encoding: Encoding = options["encoding"] or "float32"
         # The accumulator's name in log records and errors of an operation for which the caller gives none.
         self._own_label = f"{name} ({keys.name})"
         self._private: PrivateLease | None = None

@@ -8,7 +8,6 @@ from typing import SupportsFloat, Unpack
 import numpy.typing as npt
 
 from redisacc._arrays.dtypes import DTypeLike
-from redisacc._arrays.encodings import Encoding
 from redisacc._arrays.gradient import Gradient, Section
 from redisacc._arrays.leaf_values import dense_array
 from redisacc._arrays.results import ApplyResult
@@ -66,8 +65,6 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
         name: str | None = None,
         *,
         weight: float = 1.0,
-        once_per_worker: bool = False,
-        encoding: Encoding | None = None,
         metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> ApplyResult:
         """Adds a gradient to the current round, or drops it if ``local_step < global_step - staleness``.
@@ -89,10 +86,6 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
             weight: factor applied to the gradient, and its share in a mean: a number in [1.2e-38, 3.4e38]. Integer
                 dtypes accept 1 only. For a late gradient, the server multiplies it by the accumulator's
                 ``staleness.weight``.
-            once_per_worker: True: the gradient is dropped if the round already has one of this handle's worker. The
-                server decides that, so it also holds for two processes of one name. If the accumulator was created with
-                ``once_per_worker``, this argument changes nothing.
-            encoding: how the elements of this gradient are sent. None means the handle's ``encoding``.
             metrics: numbers that are sent with the gradient, such as its loss: a dict of at most 32 names, each of up
                 to 64 ASCII letters, digits and ``_ . / -``, and of 768 bytes as text. The round has their means: see
                 ``Round.metrics``.
@@ -120,12 +113,10 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
             local_step=local_step,
             name=name,
             weight=weight,
-            once_per_worker=once_per_worker,
-            encoding=encoding,
             metrics=metrics,
         )
 
-    def as_encoded(self, grad: npt.ArrayLike, *, encoding: Encoding | None = None, weight: float = 1.0) -> Array:
+    def as_encoded(self, grad: npt.ArrayLike, *, weight: float = 1.0) -> Array:
         """Returns a gradient as a round gets it: the same array, or rounded if it is encoded. Sends nothing.
 
         The difference is the error of the encoding; you may add it to the worker's next gradient (error feedback).
@@ -139,7 +130,6 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
 
         Args:
             grad: as for ``apply_grad``.
-            encoding: as for ``apply_grad``.
             weight: as for ``apply_grad``. The result is not multiplied by it, but a small gradient with a weight may be
                 buffered, and is then encoded.
 
@@ -147,10 +137,10 @@ class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
             An array of the same shape in the accumulator's dtype, in its own memory.
 
         Raises:
-            InvalidArgumentError: the gradient or ``encoding`` is invalid.
+            InvalidArgumentError: the gradient is invalid.
         """
         values = dense_array(self._spec.leaves[0], grad, "grad")
-        return self._as_encoded(Gradient((Section(values),)), values.shape, encoding, weight)
+        return self._as_encoded(Gradient((Section(values),)), values.shape, weight)
 
     def _taken(self, gradient: Array) -> Array:
         return gradient

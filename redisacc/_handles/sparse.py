@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from redisacc._arrays import foreign
 from redisacc._arrays.dtypes import DTypeLike
-from redisacc._arrays.encodings import Encoding
 from redisacc._arrays.gradient import Gradient
 from redisacc._arrays.leaf_values import ROWS_ARGUMENTS, sparse_section
 from redisacc._arrays.results import ApplyResult
@@ -77,8 +76,6 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
         name: str | None = None,
         *,
         weight: float = 1.0,
-        once_per_worker: bool = False,
-        encoding: Encoding | None = None,
         metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> ApplyResult:
         """Adds a gradient to the current round, or drops it if ``local_step < global_step - staleness``.
@@ -104,10 +101,6 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
             weight: factor applied to the gradient, and its share in a mean: a number in [1.2e-38, 3.4e38]. Integer
                 dtypes accept 1 only. For a late gradient, the server multiplies it by the accumulator's
                 ``staleness.weight``.
-            once_per_worker: True: the gradient is dropped if the round already has one of this handle's worker. The
-                server decides that, so it also holds for two processes of one name. If the accumulator was created with
-                ``once_per_worker``, this argument changes nothing.
-            encoding: how the elements of this gradient are sent. None means the handle's ``encoding``.
             metrics: numbers that are sent with the gradient, such as its loss: a dict of at most 32 names, each of up
                 to 64 ASCII letters, digits and ``_ . / -``, and of 768 bytes as text. The round has their means: see
                 ``Round.metrics``.
@@ -135,8 +128,6 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
             local_step=local_step,
             name=name,
             weight=weight,
-            once_per_worker=once_per_worker,
-            encoding=encoding,
             metrics=metrics,
         )
 
@@ -147,8 +138,6 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
         name: str | None = None,
         *,
         weight: float = 1.0,
-        once_per_worker: bool = False,
-        encoding: Encoding | None = None,
         metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> ApplyResult:
         """Adds a gradient that is given as one object.
@@ -164,8 +153,6 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
             local_step: as for ``apply_grad``.
             name: labels log records.
             weight: as for ``apply_grad``.
-            once_per_worker: as for ``apply_grad``.
-            encoding: as for ``apply_grad``.
             metrics: as for ``apply_grad``.
 
         Returns:
@@ -197,8 +184,6 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
             local_step,
             name,
             weight=weight,
-            once_per_worker=once_per_worker,
-            encoding=encoding,
             metrics=metrics,
         )
 
@@ -207,7 +192,6 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
         grad_indices: npt.ArrayLike,
         grad_values: npt.ArrayLike,
         *,
-        encoding: Encoding | None = None,
         weight: float = 1.0,
     ) -> IndexedSlices:
         """Returns a gradient as a round gets it: its rows, or rounded if they are encoded. Sends nothing.
@@ -217,7 +201,6 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
         Args:
             grad_indices: as for ``apply_grad``.
             grad_values: as for ``apply_grad``.
-            encoding: as for ``apply_grad``.
             weight: as for ``apply_grad``. The result is not multiplied by it, but a small gradient with a weight may be
                 buffered, and is then encoded.
 
@@ -225,10 +208,10 @@ class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, 
             The rows, sorted by index, each index once, in their own memory.
 
         Raises:
-            InvalidArgumentError: the gradient or ``encoding`` is invalid.
+            InvalidArgumentError: the gradient is invalid.
         """
         section = sparse_section(self._spec.leaves[0], grad_indices, grad_values, None, ROWS_ARGUMENTS)
-        return self._as_encoded(Gradient((section,)), section.shape[1:], encoding, weight)
+        return self._as_encoded(Gradient((section,)), section.shape[1:], weight)
 
     def take_indexed_slices_grad(
         self,

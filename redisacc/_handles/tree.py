@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Self, SupportsFloat, Unpack
 
-from redisacc._arrays.encodings import Encoding
 from redisacc._arrays.finite import check_finite
 from redisacc._arrays.gradient import Gradient
 from redisacc._arrays.leaf_values import tree_gradient
@@ -115,8 +114,6 @@ class TreeAccumulator(Accumulator[Any, Any]):
         name: str | None = None,
         *,
         weight: float = 1.0,
-        once_per_worker: bool = False,
-        encoding: Encoding | None = None,
         metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> ApplyResult:
         """Adds a gradient to the current round, or drops it if ``local_step < global_step - staleness``.
@@ -137,10 +134,6 @@ class TreeAccumulator(Accumulator[Any, Any]):
             weight: factor applied to the gradient, and its share in a mean: a number in [1.2e-38, 3.4e38]. Integer
                 dtypes accept 1 only. For a late gradient, the server multiplies it by the accumulator's
                 ``staleness.weight``.
-            once_per_worker: True: the gradient is dropped if the round already has one of this handle's worker. The
-                server decides that, so it also holds for two processes of one name. If the accumulator was created with
-                ``once_per_worker``, this argument changes nothing.
-            encoding: how the elements of this gradient are sent. None means the handle's ``encoding``.
             metrics: numbers that are sent with the gradient, such as its loss: a dict of at most 32 names, each of up
                 to 64 ASCII letters, digits and ``_ . / -``, and of 768 bytes as text. The round has their means: see
                 ``Round.metrics``.
@@ -169,19 +162,16 @@ class TreeAccumulator(Accumulator[Any, Any]):
             local_step=local_step,
             name=name,
             weight=weight,
-            once_per_worker=once_per_worker,
-            encoding=encoding,
             metrics=metrics,
         )
 
-    def as_encoded(self, grad: object, *, encoding: Encoding | None = None, weight: float = 1.0) -> Any:
+    def as_encoded(self, grad: object, *, weight: float = 1.0) -> Any:
         """Returns a gradient as a round gets it: the same tree, or rounded if it is encoded. Sends nothing.
 
         The difference is the error of the encoding; you may add it to the worker's next gradient (error feedback).
 
         Args:
             grad: as for ``apply_grad``.
-            encoding: as for ``apply_grad``.
             weight: as for ``apply_grad``. The result is not multiplied by it, but a small gradient with a weight may be
                 buffered, and is then encoded.
 
@@ -189,9 +179,9 @@ class TreeAccumulator(Accumulator[Any, Any]):
             A tree like the result of ``take_grad``, in its own memory.
 
         Raises:
-            InvalidArgumentError: the gradient or ``encoding`` is invalid.
+            InvalidArgumentError: the gradient is invalid.
         """
-        return self._as_encoded(tree_gradient(self._spec, grad, "grad"), (), encoding, weight)
+        return self._as_encoded(tree_gradient(self._spec, grad, "grad"), (), weight)
 
     def _begin(self, local_step: int) -> Upload | None:
         """Begins the upload of a gradient for a step, whose leaves follow one by one, in the background.
@@ -200,10 +190,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
         """
         self._abandon()
         self._lifetime.check()
-        layout = self._applier.layout_for(self._encoding)
-        if layout is None:
-            return None
-        self._upload = self._applier.begin(layout, local_step=local_step, worker=self._worker)
+        self._upload = self._applier.begin(local_step=local_step, worker=self._worker)
         return self._upload
 
     def _commit(
@@ -230,7 +217,7 @@ class TreeAccumulator(Accumulator[Any, Any]):
             checked = self._checked_weight(weight)
             noted = metric_notes(metrics, checked)
             if self._options["finite"] and not missing:
-                check_finite(whole(), self._spec, self._encoding)
+                check_finite(whole(), self._spec, self._applier.encoding)
         except BaseException:
             self._applier.abandon(upload)
             raise
@@ -239,7 +226,6 @@ class TreeAccumulator(Accumulator[Any, Any]):
                 upload,
                 whole,
                 weight=checked,
-                encoding=self._encoding,
                 notes=" ".join(filter(None, (operation.trace, noted))),
                 label=self._own_label,
             )

@@ -152,7 +152,7 @@ class GradientRequest(Request):
     Attributes:
         local_step: the step for which the gradient was computed.
         round_shape: the shape of a dense gradient, or of the rows of a sparse one. All gradients of a round share it.
-        once: 1: the gradient is dropped if the round has one of this worker; 2: also if it is of a later step.
+        own_step: whether the gradient is dropped if it is of a later step than the round.
         notes: what is noted of it for takers, separated by spaces: the traceparent of the span that applies it, and its
             metrics; "" if there is nothing.
         weight: factor applied to the gradient, before its staleness counts.
@@ -161,7 +161,7 @@ class GradientRequest(Request):
 
     local_step: int
     round_shape: tuple[int, ...]
-    once: int = 0
+    own_step: bool = False
     notes: str = ""
     weight: float = 1.0
     order: str = ""
@@ -171,7 +171,7 @@ class GradientRequest(Request):
         return {
             **Request.arguments(self),
             "local_step": self.local_step,
-            "once": +self.once,
+            "own_step": self.own_step,
             "round_shape": shape_text(self.round_shape) if self.round_shape else "[]",
             "weight": "1" if self.weight == 1 else weight_text(self.weight),
         }

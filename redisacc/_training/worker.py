@@ -694,7 +694,7 @@ class Worker(Participant):
                 if not isinstance(opened, TreeAccumulator):
                     raise InvalidArgumentError(f"{shown(self.shared_name)} is no run: its accumulator is {opened!r}")
                 # If the server goes back to older data, no round gets gradients of weights that are lost.
-                opened._applier.once = 2
+                opened._applier.own_step = True
                 # A gradient must not reach the accumulator of another training that was begun under this name since.
                 self._parameters.step()
                 on_failure.pop_all()

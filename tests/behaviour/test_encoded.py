@@ -30,14 +30,15 @@ def test_what_is_not_finite(open_dense, open_sparse, open_tree, client):
     values = np.ones(600, np.float32)
     values[[3, 500]] = np.nan, -np.inf
     for limits in (redisacc.Limits(in_place=0), redisacc.Limits(in_place=10**9)):
-        dense = open_dense("float32", [600], limits=limits)
-        dense.apply_grad(values, encoding="bfloat16")
-        np.testing.assert_array_equal(dense.take_grad(1), values)
+        rounded = open_dense("float32", [600], limits=limits, encoding="bfloat16")
+        rounded.apply_grad(values)
+        np.testing.assert_array_equal(rounded.take_grad(1), values)
+        dense = open_dense("float32", [600], limits=limits, encoding="int8")
         rows = open_sparse("float32", [9, 600], limits=limits, encoding="int8")
         tree = open_tree({"a": ("float32", (5,)), "b": [("float32", (600,))]}, limits=limits, encoding="int8")
         before = contents(client)
         for call, what in (
-            (functools.partial(dense.apply_grad, values, 1, encoding="int8"), "grad must"),
+            (functools.partial(dense.apply_grad, values), "grad must"),
             (functools.partial(rows.apply_grad, [7], values[None]), "grad_values must"),
             (functools.partial(tree.apply_grad, {"a": values[:5], "b": [values]}), "grad at 'a' must"),
             (functools.partial(tree.apply_grad, {"a": None, "b": [values]}), "grad at 'b/0' must"),
@@ -49,10 +50,10 @@ def test_what_is_not_finite(open_dense, open_sparse, open_tree, client):
 
 def test_what_cannot_be_encoded(open_dense):
     for dtype in ("float64", "int32", "complex64", "float16"):
-        acc = open_dense(dtype, [3], "w")
         with pytest.raises(redisacc.InvalidArgumentError, match=f"only float32 is encoded.* are {dtype}"):
-            acc.apply_grad([1, 2, 3], encoding="bfloat16")
-        acc.apply_grad([1, 2, 3], encoding=dtype)
+            open_dense(dtype, [3], "w", encoding="bfloat16")
+        acc = open_dense(dtype, [3], "w", encoding=dtype)
+        acc.apply_grad([1, 2, 3])
         acc.delete()
 
 
@@ -79,10 +80,10 @@ def test_the_caller_may_write_to_the_gradient_before_it_is_sent_again(proxy, ope
 
 def test_what_is_sent_can_be_known_beforehand(open_dense, client):
     """Nothing is sent for it. The state machine compares the values."""
-    acc = open_dense("float32", [5, 100], limits=redisacc.Limits(in_place=0))
+    acc = open_dense("float32", [5, 100], limits=redisacc.Limits(in_place=0), encoding="int8")
     (values,) = gradients(1, [5, 100])
     before = contents(client)
-    found = acc.as_encoded(values, encoding="int8")
+    found = acc.as_encoded(values)
     assert contents(client) == before
     np.testing.assert_array_equal(found, encoded(values, "int8"))
     found += 0

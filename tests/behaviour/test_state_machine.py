@@ -324,9 +324,7 @@ class Accumulators(Machine):
                 shape = tuple(int(dim) for dim in rng.integers(0, 4, int(rng.integers(0, 3))))
             arguments = (model.numbers(rng, m.dtype, shape),)
             elements = arguments[0].size
-        how = {"once": rng.random() < 0.2, "weight": self._weight(rng, m), "encoding": handle.encoding}
-        if "float32" in m.dtypes and handle.limits is not FIVE and rng.random() < 0.3:
-            how["encoding"] = str(rng.choice(["float32", "bfloat16", "int8"]))
+        how = {"weight": self._weight(rng, m)}
         if rng.random() < 0.2:
             how["metrics"] = {"loss": float(rng.integers(-5, 5))}
         self._apply(handle, arguments, local_step, elements, how)
@@ -375,9 +373,7 @@ class Accumulators(Machine):
     def _apply(self, handle, arguments, local_step, elements, how):
         living, m = handle.living, handle.living.model
         given = (model.nested(arguments[0]),) if m.kind == "tree" else arguments
-        options = {name: value for name, value in how.items() if name != "once"} | {"once_per_worker": how["once"]}
-        options["encoding"] = how["encoding"] if how["encoding"] != handle.encoding else None
-        options["local_step"] = local_step
+        options = {**how, "local_step": local_step}
         if handle.gone:
             with pytest.raises((handle.gone, redisacc.InvalidArgumentError)):
                 handle.acc.apply_grad(*given, **options)
@@ -385,9 +381,9 @@ class Accumulators(Machine):
         # An element that is multiplied counts twice.
         is_weighed = how["weight"] != 1 or m.staleness_weight != "constant"
         way = self._way(handle, elements * (2 if is_weighed else 1))
-        how |= {"encoding": how["encoding"] or "float32", "encoded": way == "buffered", "finite": handle.finite}
+        how |= {"encoding": handle.encoding or "float32", "encoded": way == "buffered", "finite": handle.finite}
         if way is not None and self.happens(0.1):
-            self._compare_with_what_is_sent(handle, arguments, given, how, options["encoding"])
+            self._compare_with_what_is_sent(handle, arguments, given, how)
         try:
             expected = m.apply(*arguments, local_step, handle.worker, **how)
         except model.Refused as refusal:
@@ -406,15 +402,15 @@ class Accumulators(Machine):
             self._serve(living)
         self.compare(living)
 
-    def _compare_with_what_is_sent(self, handle, arguments, given, how, encoding):
+    def _compare_with_what_is_sent(self, handle, arguments, given, how):
         """A handle can say beforehand what a take of the gradient alone would return."""
         alone = dataclasses.replace(handle.living.model, round=[], max_staleness=0, order="arrival", normalize="count")
         try:
-            alone.apply(*arguments, alone.step, "", **{**how, "once": False, "finite": False})
+            alone.apply(*arguments, alone.step, "", **{**how, "finite": False})
         except model.Refused:
             return
         alone.round[0].weight = 1.0
-        sent = handle.acc.as_encoded(*given[:2], encoding=encoding, weight=how["weight"])
+        sent = handle.acc.as_encoded(*given[:2], weight=how["weight"])
         self._compare_gradient(handle.living, sent, alone.peek(), {"alone"})
 
     def _way(self, handle, elements):

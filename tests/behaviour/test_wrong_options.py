@@ -118,8 +118,6 @@ def test_arguments_of_calls(open_dense, open_sparse, open_tree, client):
         refused("weight must be a number in", tree.apply_grad, {"w": 1.0}, weight=value)
         refused("weight must be a number in", dense.as_encoded, [1.0], weight=value)
         refused("min_weight must be a number in", dense.take_grad, 1, min_weight=value)
-    refused("once_per_worker must be True or False", dense.apply_grad, [1.0], once_per_worker=1)
-    refused(ENCODING, dense.as_encoded, [1.0], encoding="half")
     for step, timeout in (("1", None), (1.5, None), (None, None), (True, None), (1, -1)):
         refused("must be", dense.wait_for_step, step, timeout=timeout)
     assert contents(client) == before

@@ -22,7 +22,8 @@ import os
 import numpy as np
 import redisacc
 
-acc = redisacc.ConditionalAccumulator(np.int64, [2], "train", worker=os.environ.get("REDISACC_WORKER_NUMBER", "chief"))
+worker = os.environ.get("REDISACC_WORKER_NUMBER", "chief")
+acc = redisacc.ConditionalAccumulator(np.int64, [2], "train", worker=worker, once_per_worker=True)
 first = acc.global_step()
 if os.environ["REDISACC_ROLE"] == "chief":
     for step in range(first, first + 3):
@@ -30,7 +31,7 @@ if os.environ["REDISACC_ROLE"] == "chief":
 else:
     for step in range(first, first + 3):
         acc.wait_for_step(step, timeout=30)
-        acc.apply_grad([step, int(os.environ["REDISACC_WORKER_NUMBER"])], local_step=step, once_per_worker=True)
+        acc.apply_grad([step, int(os.environ["REDISACC_WORKER_NUMBER"])], local_step=step)
 """
 
 

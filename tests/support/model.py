@@ -239,7 +239,6 @@ class How:
     """How a gradient is applied: the arguments of the call and of its handle that decide whether and as what it counts.
 
     Attributes:
-        once: whether it is dropped if its worker has contributed.
         weight: the factor of its caller.
         encoding: how its elements of float32 travel, if they are ``encoded`` at all: those of gradients that are added
             in place are not.
@@ -247,7 +246,6 @@ class How:
         metrics: numbers that travel with it.
     """
 
-    once: bool = False
     weight: float = 1.0
     encoding: str = "float32"
     encoded: bool = False
@@ -387,7 +385,7 @@ class Accumulator:
         if step < self.step - self.max_staleness:
             self.stale += 1
             return Outcome("stale", self.step, self.count)
-        if (how.once or self.once_per_worker) and worker in self.workers:
+        if self.once_per_worker and worker in self.workers:
             self.repeated += 1
             return Outcome("repeated", self.step, self.count)
         if self.count and shape != self.round_shape:

@@ -38,8 +38,7 @@ def chief(url: str) -> npt.NDArray[np.float32]:
 
 def worker(acc: redisacc.ConditionalAccumulator, gradient: npt.NDArray[np.float64]) -> bool:
     result = acc.apply_grad(gradient, local_step=acc.global_step())
-    assert_type(acc.as_encoded(gradient, encoding="int8"), npt.NDArray[Any])
-    acc.apply_grad(gradient, encoding="bfloat16")
+    assert_type(acc.as_encoded(gradient), npt.NDArray[Any])
     redisacc.Parameters("w", encoding="bfloat16").close()
     if not result:
         print(result.outcome, result.global_step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -41,21 +41,23 @@ class Applier:
     Args:
         way: how they reach the server.
         requests: sends requests exactly once.
+        encoding: how elements of float32 travel in gradients that are buffered.
         in_place_limit: the most elements of a gradient that is added in place; 0: every gradient is buffered. It does
             not count if sums follow the workers' numbers: in place, gradients are added when they arrive.
         staleness_weighs: whether the server multiplies gradients by a factor for their staleness.
     """
 
-    def __init__(self, way: Way, requests: Requests, *, in_place_limit: int, staleness_weighs: bool) -> None:
+    def __init__(
+        self, way: Way, requests: Requests, *, encoding: Encoding, in_place_limit: int, staleness_weighs: bool
+    ) -> None:
         self._way, self._spec, self._requests = way, way.spec, requests
         self._writer = GradientWriter(way)
         self._by_worker = way.spec.order == "worker"
         self._in_place_limit = in_place_limit if in_place.can_add(way.spec) and not self._by_worker else 0
         self._staleness_weighs = staleness_weighs
-        # What ``GradientRequest.once`` is at least: 2 for workers of a run.
-        self.once = 0
-        # The layouts of uploads that were asked for.
-        self._layouts: dict[Encoding, UploadLayout | None] = {}
+        # As in ``GradientRequest``: workers of a run set it.
+        self.own_step = False
+        self.encoding = encoding
         # Gradients of step 0 that were dropped as stale since the last one that was not. None means there was a
         # warning.
         self._stale_of_step_0: int | None = 0
@@ -67,9 +69,7 @@ class Applier:
         local_step: int,
         round_shape: tuple[int, ...],
         weight: float,
-        once: bool,
         worker: str,
-        encoding: Encoding,
         notes: str,
         label: str,
     ) -> ApplyResult:
@@ -80,24 +80,23 @@ class Applier:
             local_step: the step that it was computed for.
             round_shape: dense: its shape; sparse: the shape of its rows; tree: ().
             weight: factor applied to the gradient, before its staleness counts.
-            once: whether it is dropped if the round has a gradient of this worker.
             worker: the name under which it is counted.
-            encoding: how its elements of float32 travel if it is buffered.
             notes: what is noted of it for takers, as in ``GradientRequest``.
             label: the accumulator's name in log records and errors.
 
         Raises:
-            InvalidArgumentError: ``encoding`` is "int8", and an element is infinite or NaN; or sums follow the workers'
+            InvalidArgumentError: the encoding is "int8", and an element is infinite or NaN; or sums follow the workers'
                 numbers, and this worker has none.
         """
         order = self._order_of(worker) if self._by_worker else ""
         has_weight = weight != 1 or self._staleness_weighs
         rows = in_place.pack_rows(gradient, self._spec, self._in_place_limit, has_weight=has_weight)
-        if encoding != "float32":
-            gradient = self._as_encoded(gradient, encoding, encodes=rows is None)
+        if self.encoding != "float32":
+            gradient = self._as_encoded(gradient, encodes=rows is None)
         session, sequence = self._requests.sessions.begin()
-        how = self.once or once
-        request = GradientRequest(session, sequence, worker, local_step, round_shape, how, notes, weight, order)
+        request = GradientRequest(
+            session, sequence, worker, local_step, round_shape, self.own_step, notes, weight, order
+        )
 
         def send() -> Reply:
             if rows is not None:
@@ -143,25 +142,29 @@ class Applier:
             self._way.scripts.check_replicated(counted.replicas, "the gradient was counted")
         return ApplyResult("applied", counted.global_step, counted.num_accumulated)
 
-    def layout_for(self, encoding: Encoding) -> UploadLayout | None:
-        """Returns the layout of gradients that are uploaded part by part; None if they are too small, or unsuitable."""
-        if encoding not in self._layouts:
-            layout = layout_of(self._spec, encoding, max(len(self._way.keys.partitions), 1), self._way.announced_bytes)
-            small = layout is not None and sum(map(math.prod, self._spec.fixed_shapes or ())) <= self._in_place_limit
-            self._layouts[encoding] = None if small else layout
-        return self._layouts[encoding]
+    @cached_property
+    def _layout(self) -> UploadLayout | None:
+        """The layout of gradients that are uploaded part by part; None if they are too small, or unsuitable."""
+        slots, least = max(len(self._way.keys.partitions), 1), self._way.announced_bytes
+        if sum(map(math.prod, self._spec.fixed_shapes or ())) <= self._in_place_limit:
+            return None
+        return layout_of(self._spec, self.encoding, slots, least)
 
-    def begin(self, layout: UploadLayout, *, local_step: int, worker: str) -> Upload:
+    def begin(self, *, local_step: int, worker: str) -> Upload | None:
         """Begins the upload of a gradient, whose parts leave as soon as they are complete. Sends nothing itself.
 
+        Returns None if such gradients are only sent whole.
+
         Args:
-            layout: what ``layout_for`` has returned.
             local_step: the step that it is computed for.
             worker: the name under which it will be counted.
         """
+        layout = self._layout
+        if layout is None:
+            return None
         order = self._order_of(worker) if self._by_worker else ""
         session, sequence = self._requests.sessions.begin()
-        request = GradientRequest(session, sequence, worker, local_step, (), self.once, order=order)
+        request = GradientRequest(session, sequence, worker, local_step, (), self.own_step, order=order)
         return Upload(self._way, layout, request)
 
     def abandon(self, upload: Upload) -> None:
@@ -175,7 +178,6 @@ class Applier:
         whole: Callable[[], Gradient],
         *,
         weight: float,
-        encoding: Encoding,
         notes: str,
         label: str,
     ) -> ApplyResult:
@@ -185,7 +187,6 @@ class Applier:
             upload: the upload, of which all leaves have been put, unless it is over.
             whole: returns the gradient, or raises an error if leaves are missing.
             weight: as for ``apply``.
-            encoding: as for ``layout_for``.
             notes: as for ``apply``.
             label: as for ``apply``.
         """
@@ -199,7 +200,7 @@ class Applier:
             if counted is not None:
                 return counted
             if not sent:
-                sent.append(encode(whole(), encoding, self._spec))
+                sent.append(encode(whole(), self.encoding, self._spec))
             return self._writer.buffer(sent[0], request)
 
         try:
@@ -209,21 +210,21 @@ class Applier:
         finally:
             upload.close()
 
-    def as_encoded(self, gradient: Gradient, encoding: Encoding, weight: float) -> Gradient:
+    def as_encoded(self, gradient: Gradient, weight: float) -> Gradient:
         """Returns a gradient as it is sent: encoded, unless it is small enough to be added in place.
 
         Raises:
-            InvalidArgumentError: ``encoding`` is "int8", and an element is infinite or NaN.
+            InvalidArgumentError: the encoding is "int8", and an element is infinite or NaN.
         """
         has_weight = weight != 1 or self._staleness_weighs
         rows = in_place.pack_rows(gradient, self._spec, self._in_place_limit, has_weight=has_weight)
-        return self._as_encoded(gradient, encoding, encodes=rows is None)
+        return self._as_encoded(gradient, encodes=rows is None)
 
-    def _as_encoded(self, gradient: Gradient, encoding: Encoding, *, encodes: bool) -> Gradient:
+    def _as_encoded(self, gradient: Gradient, *, encodes: bool) -> Gradient:
         if encodes:
-            return encode(gradient, encoding, self._spec)
+            return encode(gradient, self.encoding, self._spec)
         # Whether a gradient is refused must not depend on how many elements it has.
-        check_encodable(gradient, encoding, self._spec)
+        check_encodable(gradient, self.encoding, self._spec)
         return gradient
 
     def _order_of(self, worker: str) -> str:

@@ -235,7 +235,7 @@ class Attempt(ABC):
         reply = self._way.scripts.renew_upload(
             worker=request.worker,
             local_step=request.local_step,
-            once=+request.once,
+            own_step=request.own_step,
             expiry_ms=PART_MS,
             message=message,
             **{"attempt": "", "lease_ms": 0, **which},
@@ -305,7 +305,7 @@ class SlotAttempt(Attempt):
             "stage",
             worker=request.worker,
             local_step=request.local_step,
-            once=+request.once,
+            own_step=request.own_step,
             round_shape=about["round_shape"],
             weight=about["weight"],
             gradient=self._name,

@@ -93,7 +93,6 @@ def test_methods(search, handles):
         "dense": dense.apply_grad,
         "dense step": lambda a, b: dense.apply_grad([1, 2], a),
         "dense name": lambda a, b: dense.apply_grad([1, 2], 0, a),
-        "dense once": lambda a, b: dense.apply_grad([1, 2], once_per_worker=a),
         "sparse": sparse.apply_grad,
         "sparse rows": lambda a, b: sparse.apply_grad([1], a),
         "sparse indices": lambda a, b: sparse.apply_grad(a, [[1, 2]]),
