@@ -17,7 +17,6 @@ keys.
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,8 +81,8 @@ class Way:
         self.announced_bytes = ANNOUNCED_INLINES * self.inline_bytes
 
 
-class Attempt(ABC):
-    """One attempt to buffer a gradient.
+class _Attempt:
+    """One attempt to buffer a gradient. Both kinds have the methods that ``SlotAttempt`` describes.
 
     Args:
         way: how it reaches the server.
@@ -115,49 +114,6 @@ class Attempt(ABC):
         self._part_keys = way.keys.parts(name, len(lengths)) if lengths and not way.keys.partitions else []
         # Whether takers and reducers can be told of it.
         self._is_announced = len(header) <= ANNOUNCED_HEADER
-
-    @abstractmethod
-    def send(self, parts: Sequence[Part], *, announced: bool, asks: bool) -> Reply:
-        """Sends the whole gradient.
-
-        Args:
-            parts: its parts; none: it is inline.
-            announced: whether takers and reducers are told of it while its parts arrive.
-            asks: whether to ask only if it would be accepted, if that is less work.
-
-        Returns:
-            The reply of the script that has counted or refused it. Its outcome is "unwritten" if parts are gone, so
-            that a new attempt is needed; "unconfirmed" if the gradient replaces others, and too few replicas have its
-            parts.
-        """
-
-    @abstractmethod
-    def begin(self) -> str:
-        """Announces an upload whose parts leave one by one. Returns "over" if its gradient would be dropped."""
-
-    @abstractmethod
-    def write(self, parts: Mapping[int, Part]) -> bool:
-        """Writes parts of an upload, and tells of them. Returns whether they are there."""
-
-    @abstractmethod
-    def renew(self, written: Sequence[int] | None) -> str:
-        """Lengthens the lease of an upload, and the expiry of what is written, unless that is None.
-
-        Returns:
-            "renewed"; "over": its gradient would be dropped; "expired": it was given up.
-        """
-
-    @abstractmethod
-    def commit(self) -> Reply:
-        """Counts the gradient of an upload whose parts are all written."""
-
-    @abstractmethod
-    def ask(self) -> Reply:
-        """Returns the outcome of an upload that is over; another one than those in COUNTED if it is not over."""
-
-    @abstractmethod
-    def remove(self) -> None:
-        """Removes the parts of an upload that nobody will commit. Parts that it misses expire, or are swept."""
 
     def _counted(
         self,
@@ -247,10 +203,22 @@ class Attempt(ABC):
 _NOTHING: dict[str, Any] = {"attempt": "", "registered": "", "summed_weight": "", "bytes": 0, "replaced_bytes": 0}
 
 
-class SlotAttempt(Attempt):
+class SlotAttempt(_Attempt):
     """An attempt in the slot of the accumulator; also of an inline gradient."""
 
     def send(self, parts: Sequence[Part], *, announced: bool, asks: bool) -> Reply:
+        """Sends the whole gradient.
+
+        Args:
+            parts: its parts; none: it is inline.
+            announced: whether takers and reducers are told of it while its parts arrive.
+            asks: whether to ask only if it would be accepted, if that is less work.
+
+        Returns:
+            The reply of the script that has counted or refused it. Its outcome is "unwritten" if parts are gone, so
+            that a new attempt is needed; "unconfirmed" if the gradient replaces others, and too few replicas have its
+            parts.
+        """
         # Sending an inline gradient costs no more than asking.
         asks = asks and bool(parts)
         before: list[Command] = []
@@ -264,29 +232,39 @@ class SlotAttempt(Attempt):
         return self._counted(before=before, asks=asks)
 
     def begin(self) -> str:
+        """Announces an upload whose parts leave one by one. Returns "over" if its gradient would be dropped."""
         before = [self._announcement(HOLDS_MS)] if self._is_announced else []
         return self._renewed(parts_arrived(self._name, 0), before=before)
 
     def write(self, parts: Mapping[int, Part]) -> bool:
+        """Writes parts of an upload, and tells of them. Returns whether they are there."""
         self._way.transport.pipeline(written(self._part_keys, parts, self._messages(self._name, parts)))
         return True
 
     def renew(self, written: Sequence[int] | None) -> str:
+        """Lengthens the lease of an upload, and the expiry of what is written, unless that is None.
+
+        Returns:
+            "renewed"; "over": its gradient would be dropped; "expired": it was given up.
+        """
         keys, which = self._way.keys, {}
         if written is not None:
             which = {"place": [keys.place(self._name)], "parts": [self._part_keys[part] for part in written]}
         return self._renewed(parts_arrived(self._name, 0), **which)
 
     def commit(self) -> Reply:
+        """Counts the gradient of an upload whose parts are all written."""
         # It was announced with a weight of 1.
         changed = self._is_announced and self._request.weight != 1
         # If it fails, the parts may have been counted all the same. Those that are not expire.
         return self._counted(before=[self._announcement()] if changed else [])
 
     def ask(self) -> Reply:
+        """Returns the outcome of an upload that is over; another one than those in COUNTED if it is not over."""
         return self._counted(asks=True)
 
     def remove(self) -> None:
+        """Removes the parts of an upload that nobody will commit. Parts that it misses expire, or are swept."""
         keys = self._way.keys
         try:
             self._way.transport.pipeline([("UNLINK", key) for key in (keys.place(self._name), *self._part_keys)])
@@ -316,7 +294,7 @@ class SlotAttempt(Attempt):
         )
 
 
-class PartitionAttempt(Attempt):
+class PartitionAttempt(_Attempt):
     """An attempt in partitions, which the leader lists under a lease."""
 
     _place = ""

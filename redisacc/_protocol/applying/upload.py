@@ -47,9 +47,9 @@ class Upload:
     def __init__(self, way: Way, layout: UploadLayout, request: GradientRequest) -> None:
         self.request, self.layout = request, layout
         self._keys = way.keys
-        kind = PartitionAttempt if way.keys.partitions else SlotAttempt
+        kind: type[SlotAttempt | PartitionAttempt] = PartitionAttempt if way.keys.partitions else SlotAttempt
         name = f"{request.session.id}-{request.sequence}-{secrets.token_hex(4)}"
-        self._attempt = kind(way, request, name, layout.header, layout.lengths)
+        self._attempt: SlotAttempt | PartitionAttempt = kind(way, request, name, layout.header, layout.lengths)
         # When the expiry of the parts was renewed.
         self._extended = clock.now()
         self._pid = os.getpid()
