@@ -38,10 +38,3 @@ def test_a_user_who_may_only_look(cli, client, real_server, open_dense):
     assert refused.exit_code == 1
     assert "access control list refuses" in refused.stderr
     assert acc.num_accumulated() == 1
-
-
-def test_a_similar_command_is_suggested(offline_cli):
-    found = offline_cli("shwo", "w")
-    assert found.exit_code == 2
-    assert found.stderr.endswith("Error: No such command 'shwo'. Did you mean 'show'?\n")
-    assert "Did you mean" not in offline_cli("xyzzy").stderr

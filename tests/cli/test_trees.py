@@ -169,8 +169,6 @@ def test_an_empty_round(cli_json, open_tree):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--index", "1", "--leaf", "layers"), "below it are 'layers/0/n', 'layers/0/w', 'layers/1/n', 'layers/1/w'"),
-        (("--index", "1", "--leaf", "embde"), "similar paths are 'embed'"),
         (
             ("--index", "1", "--leaf", "\x1b[2J"),
             "there are 'embed', 'file', 'layers/0/n', 'layers/0/w', 'layers/1/n' and 2 more",

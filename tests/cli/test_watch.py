@@ -73,7 +73,7 @@ def test_watch_says_whether_a_reducer_keeps_up(cli, open_dense, client, stored, 
     lease = {"holder": "x", "who": "box:1", "since_ms": 1795242303861, "stored": stored, "late": late}
     client.hset("redisacc:{w}:reducer", mapping=lease)
     client.pexpire("redisacc:{w}:reducer", 60_000)
-    assert cli("watch", "w", "-n", 1).stdout.endswith(f"  0.0 applied/s  0.0 stale/s  {text}\n")
+    assert cli("watch", "w", "-n", 1).stdout.endswith(f"  0.0 applied/s  0.0 stale/s  0.0 rounds/s  {text}\n")
     facts = json.loads(cli("watch", "w", "-n", 1, "--json").stdout)["reducer"]
     since = "2026-11-21T06:25:03.861000+00:00"
     assert facts == {"who": "box:1", "since": since, "stored": stored, "late": late, "missing": 0}
@@ -89,7 +89,6 @@ def test_watch_on_a_terminal(real_server, open_dense, background, until):
     said = on_a_terminal("watch", "--redis", real_server.url, "--interval", "0.1", until=r"(?s)1 of 2.*1 of 2")
     lines = re.split(r"[\r\n]+", said)
     assert max(map(len, lines)) <= 80
-    assert any("━" in line and "1 of 2 for ann-y" in line for line in lines)
     acc.apply_grad([1.0])
     take.result()
 

@@ -2,13 +2,11 @@
 
 import dataclasses
 import datetime
-import io
 
 import pytest
-from rich.console import Console
 
 from redisacc._format.entries import ReducerInfo
-from redisacc.tools.cli.watch import _lines
+from redisacc.tools.cli.watch import lines_of
 from redisacc.tools.monitoring.monitor import View
 
 pytestmark = pytest.mark.servers("fakeredis")
@@ -25,17 +23,16 @@ def test_rates_are_per_second(open_dense):
     acc.delete()
 
 
-def test_everything_at_its_longest_is_as_wide_as_a_terminal_has_columns(open_dense):
+def test_what_is_said_of_one(open_dense):
     acc = open_dense("float32", [1], "w")
     info = acc.info()
     reducer = ReducerInfo("box:1", info.read_at, 3, 3)
     view = View(info)
     view.add(dataclasses.replace(info, unacknowledged=[None] * 12, reducer=reducer))
     start = info.read_at - datetime.timedelta(seconds=1)
-    view.history.appendleft((start.timestamp(), -999, -999, 0))
-    written = io.StringIO()
-    Console(width=80, file=written).print(*_lines(view))
-    assert written.getvalue().splitlines()[2] == (
-        "  999 applied/s  999 stale/s  reducer keeps up  12 taken but not acknowledged"
-    )
+    view.history.appendleft((start.timestamp(), -999, -9.5, 0))
+    assert lines_of(view) == [
+        "w  step 0  0 gradients, no taker waiting",
+        "999 applied/s  9.5 stale/s  0.0 rounds/s  reducer keeps up  12 taken but not acknowledged",
+    ]
     acc.delete()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +16,8 @@ from redisacc._text import listed, shown
 from redisacc._wire.transport import Transport
 from redisacc.errors import InvalidArgumentError, NotFoundError
 
-# How many paths an error names at most, and how many are compared with the one that was given: 0.4 s.
-_NAMED_PATHS, _COMPARED_PATHS = 5, 2000
+# How many paths an error names at most.
+_NAMED_PATHS = 5
 
 
 @dataclass(frozen=True)
@@ -54,17 +53,13 @@ def find_leaf(spec: AccumulatorSpec, path: str) -> Leaf:
     """Returns the leaf of a path.
 
     Raises:
-        InvalidArgumentError: there is none. The message names similar paths, or some of all.
+        InvalidArgumentError: there is none. The message names some of all.
     """
     number = spec.structure.numbers.get(path)
     if number is not None:
         return spec.leaves[number]
-    paths = spec.structure.paths
-    below = [other for other in paths if other.startswith(f"{path}/")]
-    similar = below or difflib.get_close_matches(path, paths[:_COMPARED_PATHS], _NAMED_PATHS) or paths
-    named = listed(similar, _NAMED_PATHS, shown)
-    which = "below it are" if below else "there are" if similar is paths else "similar paths are"
-    raise InvalidArgumentError(f"the tree has no leaf with the path {shown(path)}; {which} {named}")
+    named = listed(spec.structure.paths, _NAMED_PATHS, shown)
+    raise InvalidArgumentError(f"the tree has no leaf with the path {shown(path)}; there are {named}")
 
 
 def read_spec(transport: Transport, keys: Keys) -> AccumulatorSpec:

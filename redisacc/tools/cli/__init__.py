@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 from collections.abc import Iterator
 from typing import Any
@@ -55,16 +54,6 @@ class _Commands(click.Group):
             return None
         command: click.Command = getattr(importlib.import_module(f"{__name__}.{COMMANDS[cmd_name][0]}"), cmd_name)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        # The shell's completion parses unfinished words, which are no mistake.
-        if args[0] not in COMMANDS and not ctx.resilient_parsing:
-            similar = difflib.get_close_matches(args[0], COMMANDS, 1)
-            hint = f" Did you mean '{similar[0]}'?" if similar else ""
-            raise click.UsageError(f"No such command '{args[0]}'.{hint}", ctx)
-        return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
         with _printable_refusals():

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 import click
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.padding import Padding
 from rich.text import Text
 
 from redisacc._clock import clock
-from redisacc._format.entries import EXPECTED, IN_THE_ROUND, LATE, WorkerInfo
+from redisacc._format.entries import EXPECTED, IN_THE_ROUND, WorkerInfo
 from redisacc._format.keys import DELETING
 from redisacc._format.record import Record
 from redisacc._protocol.lifecycle.events import Event, Events
@@ -104,11 +103,6 @@ def _watch(names: Sequence[str], interval: float, number: int | None) -> None:
             board.update()
 
 
-def _absent(view: View) -> list[tuple[str, list[WorkerInfo]]]:
-    """Returns the workers that are not in the round, by state."""
-    return [(state, workers) for state, workers in view.info.states.items() if state != IN_THE_ROUND]
-
-
 def _names_text(view: View, workers: Sequence[WorkerInfo]) -> str:
     def text(worker: WorkerInfo) -> str:
         return f"{printable(worker.name)} (last seen {age_text(view.info.read_at, worker.seen_at)} ago)"
@@ -137,7 +131,9 @@ class Board(Collector):
         """Returns the board for a terminal."""
         parts: list[RenderableType] = []
         for view in self.views.values():
-            parts += [*_lines(view), Text("")]
+            name, *others = map(Text, lines_of(view))
+            name.stylize("bold")
+            parts += [name, *(Padding(line, (0, 0, 0, 2)) for line in others), Text("")]
         if not self.views:
             parts.append(Text(f"no accumulators at {self.address}"))
         if self.problem:
@@ -145,48 +141,28 @@ class Board(Collector):
         return Group(*parts)
 
 
-def _lines(view: View) -> list[RenderableType]:
+def lines_of(view: View) -> list[str]:
+    """Returns what is said of an accumulator: its round, rates, run, and the workers that are not in the round."""
     info = view.info
     applied, stale, takes = view.rates
-    head = Table.grid(expand=True, padding=(0, 2, 0, 0))
-    head.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-    head.add_column(no_wrap=True, justify="right")
-    head.add_row(Text(printable(info.name), style="bold"), Text(f"step {_step(view)}   {_rate(takes)} rounds/s"))
-    bar = Table.grid(expand=True, padding=(0, 2, 0, 0))
-    bar.add_column(width=1)
-    bar.add_column(ratio=1)
-    bar.add_column(no_wrap=True, overflow="ellipsis", max_width=40)
-    required = view.required
-    full = min(info.num_accumulated / required, 1.0) if required else 0.0
-    bar.add_row(Text(""), ProgressBar(total=1.0, completed=full), Text(_waiting(view)))
-    facts = Text(f"  {_rate(applied)} applied/s  {_rate(stale)} stale/s", no_wrap=True, overflow="ellipsis")
+    until = None if view.parameters is None else view.parameters.until
+    rates = f"{_rate(applied)} applied/s  {_rate(stale)} stale/s  {_rate(takes)} rounds/s"
     if info.reducer is not None:
-        facts.append(f"  reducer {info.reducer.state}", "" if info.reducer.keeps_up else "yellow")
+        rates += f"  reducer {info.reducer.state}"
     if info.unacknowledged:
-        facts.append(f"  {len(info.unacknowledged)} taken but not acknowledged")
-    lines: list[RenderableType] = [head, bar, facts]
-    if training := training_text(view.info, view.parameters, view.step_seconds):
-        lines.append(_hanging("  ", training, style=""))
-    for state, workers in _absent(view):
+        rates += f"  {len(info.unacknowledged)} taken but not acknowledged"
+    training = training_text(info, view.parameters, view.step_seconds)
+    return [
+        f"{printable(info.name)}  step {progress_text(info.global_step, until)}  {_waiting(view)}",
+        rates,
+        *([training] if training else []),
         # A line for those that are expected comes and goes with every round, and the board would jump with it.
-        if workers or (state == EXPECTED and info.known_workers):
-            # A late worker does no harm as long as no taker is waiting.
-            style = "bold yellow" if state == LATE and info.waiting else "dim"
-            lines.append(_hanging(f"  {state}: ", _names_text(view, workers) or "nobody", style=style))
-    return lines
-
-
-def _step(view: View) -> str:
-    return progress_text(view.info.global_step, None if view.parameters is None else view.parameters.until)
-
-
-def _hanging(label: str, text: str, *, style: str) -> RenderableType:
-    """Returns a label and a text to its right. All lines of the text begin at the same column."""
-    line = Table.grid()
-    line.add_column(no_wrap=True)
-    line.add_column()
-    line.add_row(Text(label, style=style), Text(text, style=style))
-    return line
+        *(
+            f"{state}: {_names_text(view, workers) or 'nobody'}"
+            for state, workers in info.states.items()
+            if state != IN_THE_ROUND and (workers or (state == EXPECTED and info.known_workers))
+        ),
+    ]
 
 
 def _rate(value: float) -> str:
@@ -206,11 +182,10 @@ def _print(board: Board) -> None:
     if board.problem:
         click.echo(f"redisacc: {printable(board.problem)}", err=True)
     for view in board.views.values():
-        info, training = view.info, training_text(view.info, view.parameters, view.step_seconds)
         applied, stale, takes = view.rates
         if given("json"):
             facts = {
-                **everything_of(info, view.parameters),
+                **everything_of(view.info, view.parameters),
                 "applied_per_second": applied,
                 "stale_per_second": stale,
                 "takes_per_second": takes,
@@ -218,13 +193,7 @@ def _print(board: Board) -> None:
             }
             echo_json(facts, indent=None)
         else:
-            click.echo(
-                f"{info.read_at:%H:%M:%S}  {printable(info.name)}  step {_step(view)}  {_waiting(view)}  "
-                f"{_rate(applied)} applied/s  {_rate(stale)} stale/s"
-                + (f"  reducer {info.reducer.state}" if info.reducer is not None else "")
-                + (f"  {training}" if training else "")
-                + "".join(f"  {state}: {_names_text(view, of)}" for state, of in _absent(view) if of)
-            )
+            click.echo("  ".join([f"{view.info.read_at:%H:%M:%S}", *lines_of(view)]))
     sys.stdout.flush()
 
 
