@@ -228,16 +228,6 @@ class Server:
         return address.port if isinstance(address, TCPAddress) else None
 
     @property
-    def host(self) -> str:
-        """The IP address at which it listens; the loopback interface's if it has only a socket.
-
-        Raises:
-            ServerError: the server was never started.
-        """
-        address = self._started().address
-        return address.host if isinstance(address, TCPAddress) else LOOPBACK
-
-    @property
     def pid(self) -> int:
         """The process id of the server, which isn't a direct child of this process.
 

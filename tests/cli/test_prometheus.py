@@ -34,23 +34,6 @@ def test_export(export, open_dense, background, until):
     take.result()
 
 
-def test_export_of_late_gradients(export, open_dense):
-    acc, plain = open_dense("float32", [1], "w", staleness=3), open_dense("float32", [1], "plain")
-    acc.set_global_step(5)
-    for step in (5, 4, 4):
-        acc.apply_grad([1.0], step)
-    plain.apply_grad([1.0])
-    found = export().scrape()
-    assert [
-        line for line in found if line.startswith(("redisacc_accumulated_staleness", "redisacc_max_staleness"))
-    ] == [
-        'redisacc_max_staleness{accumulator="plain"} 0.0',
-        'redisacc_max_staleness{accumulator="w"} 3.0',
-        'redisacc_accumulated_staleness{accumulator="w",staleness="0"} 1.0',
-        'redisacc_accumulated_staleness{accumulator="w",staleness="1"} 2.0',
-    ]
-
-
 def test_histograms(export, open_dense, until):
     """Two rounds of two gradients of 12 bytes, of which one is a step late; nobody had to wait for the second."""
     acc = open_dense("float32", [3], "w", staleness=2)

@@ -68,8 +68,8 @@ def test_every_answer_forbids_scripts_and_styles_from_elsewhere(dashboard):
     assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
 
 
-def basic(token, encoding="utf-8"):
-    return "Basic " + base64.b64encode(b"anybody:" + token.encode(encoding)).decode()
+def basic(token):
+    return "Basic " + base64.b64encode(b"anybody:" + token.encode()).decode()
 
 
 def test_with_a_token_nothing_is_shown_without_it(dashboard):
@@ -120,25 +120,15 @@ def test_without_starlette_the_command_says_what_to_install():
     assert found.stderr == "redisacc: serve needs starlette and uvicorn: pip install 'redisacc[serve]'\n"
 
 
-ACCENTED = "correct-horse-bättery-日本"
-LATIN = "correct-horse-bättery"
 FORM = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\ntok"
 UPDATES = f"GET /updates HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
 
 
-@pytest.mark.parametrize(("token", "encoding"), [(ACCENTED, "utf-8"), (LATIN, "utf-8"), (LATIN, "latin-1")])
-def test_a_token_may_have_any_letters(dashboard, token, encoding):
-    served = dashboard(token=token)
-    for sent, status in ((token, 200), (token.replace("ä", "a"), 401), (token.replace("ä", "?"), 401)):
-        for header in (b"Bearer " + sent.encode(encoding), basic(sent, encoding)):
-            assert ask(served, authorization=header)[0] == status
-
-
-def test_a_token_that_is_no_text(monkeypatch):
-    monkeypatch.setenv("REDISACC_SERVE_TOKEN", "correct-horse-b\udce4ttery")
+@pytest.mark.parametrize("token", ["correct-horse-b\udce4ttery", "correct-horse-bättery"])
+def test_a_token_that_programs_send_in_different_ways(monkeypatch, token):
+    monkeypatch.setenv("REDISACC_SERVE_TOKEN", token)
     found = CliRunner().invoke(main, ["serve"])
-    assert found.exit_code == 2
-    assert "REDISACC_SERVE_TOKEN must be valid UTF-8" in found.stderr
+    assert (found.exit_code, "REDISACC_SERVE_TOKEN must have only ASCII characters" in found.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("token", [None, TOKEN])

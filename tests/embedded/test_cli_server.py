@@ -20,7 +20,6 @@ import redisacc
 from redisacc import embedded
 from redisacc.embedded.addresses import free_port
 from redisacc.tools import cli
-from redisacc.tools.cli.server import how_to_inspect
 
 pytestmark = pytest.mark.servers(*REAL)
 
@@ -60,7 +59,6 @@ def test_it_says_what_one_needs(executable, server_name, tmp_path, port):
         text = "\n".join(lines)
         assert re.match(r"Valkey [\d.]+ " if server_name == "valkey" else r"Redis [\d.]+ ", text)
         assert f"export REDISACC_URL=redis://127.0.0.1:{port}/0\n" in text
-        assert f"  inspect  {how_to_inspect(f'-p {port}')}\n" in text
         assert "redisacc-data\n" in text
         assert max(map(len, lines)) <= 80
         assert "  crash    loses about a minute (snapshots); with --durable, two seconds\n" in text
@@ -131,21 +129,10 @@ def test_default_port_is_the_one_of_the_default_url(any_executable, tmp_path):
         assert owner.result()[0] == 0
 
 
-def test_a_client_is_mentioned_only_if_it_is_installed(monkeypatch):
-    for installed, command in (
-        (["redis-cli", "valkey-cli"], "redis-cli -p 7000 SMEMBERS redisacc:names"),
-        (["valkey-cli"], "valkey-cli -p 7000 SMEMBERS redisacc:names"),
-        ([], "redisacc ls"),
-    ):
-        monkeypatch.setattr("shutil.which", lambda name, there=installed: name if name in there else None)
-        assert how_to_inspect("-p 7000") == command
-
-
 def test_socket_and_directory(any_executable, tmp_path):
     # Relative, so that the path in pytest's long folder isn't too long for a socket.
     with serving("--socket", "../s", "--dir", "my data", executable=any_executable, cwd=tmp_path) as (owner, lines):
         text = "\n".join(lines)
-        assert f"  inspect  {how_to_inspect('-s ../s')}\n" in text
         assert "my data\n" in text
         url = re.search(r"export REDISACC_URL=(\S+)", text)
         assert url is not None

@@ -441,8 +441,8 @@ RULES = (
     Rule(
         "Without its token, the page shows nothing",
         "redisacc/tools/dashboard/access.py",
-        "if any(hmac.compare_digest(given, token) for token in self._tokens):",
-        "if self._tokens:",
+        "if hmac.compare_digest(given, self._token):",
+        "if self._token:",
         "tests/dashboard/test_access.py -k without_it",
     ),
     Rule(

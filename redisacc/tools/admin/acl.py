@@ -59,7 +59,6 @@ class Role:
     """A role and its rights.
 
     Attributes:
-        does: a description of the role, for people.
         scripts: the scripts that it runs.
         sends: the commands that it sends itself.
         keys: patterns of the keys on which it uses these, besides those of its scripts.
@@ -69,7 +68,6 @@ class Role:
         everything: whether it has all keys of its accumulators, and not only those that its work needs.
     """
 
-    does: str
     scripts: str = ""
     sends: str = ""
     keys: tuple[str, ...] = ()
@@ -86,7 +84,6 @@ _LOOKING = (
 )
 _LEASES = "hold_lease release_lease"
 _WORKER = Role(
-    "opens, creates and applies; reads parameters",
     f"open apply stage register commit renew_upload resolve sweep {_LEASES}",
     f"{_OPENS} hscan get set strlen unlink persist pexpire",
     (*_PARTS, _COMPACTING),
@@ -95,7 +92,6 @@ _WORKER = Role(
     "sismember sadd",
 )
 _TAKER = Role(
-    "opens, creates, takes, recovers, sets the step and the quorum; publishes parameters",
     "open take leave acknowledge recover resolve set_global_step set_quorum sweep publish register_version amend claim "
     f"give_up {_LEASES}",
     f"{_OPENS} hsetnx hscan hlen hexists get set strlen unlink persist pexpire zrange hdel lrange",
@@ -104,7 +100,6 @@ _TAKER = Role(
     names="sismember sadd",
 )
 _REDUCER = Role(
-    "adds up large gradients next to the server, and updates parameters with them",
     "hold_reducer release_reducer",
     "time info exists hget hmget hscan get set strlen unlink pexpire publish psubscribe punsubscribe subscribe "
     "unsubscribe",
@@ -116,9 +111,8 @@ ROLES = {
     "worker": _WORKER,
     "taker": _TAKER,
     "reducer": _REDUCER,
-    "observer": Role("reads, and listens to events", sends=_LOOKING, names="sismember smembers sscan", everything=True),
+    "observer": Role(sends=_LOOKING, names="sismember smembers sscan", everything=True),
     "operator": Role(
-        "all of the above; also deletes, cleans up, and loads the scripts",
         f"{_WORKER.scripts} {_TAKER.scripts} {_REDUCER.scripts} delete remove_orphans forget_worker",
         f"{_WORKER.sends} {_TAKER.sends} {_LOOKING} eval script|load scan memory|usage ping wait append",
         names="sismember sadd smembers sscan srem",

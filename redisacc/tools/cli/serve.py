@@ -9,7 +9,6 @@ import socket
 import click
 
 from redisacc._clock import durations
-from redisacc._text import is_unicode
 from redisacc.embedded.addresses import is_loopback
 from redisacc.errors import RedisAccError
 from redisacc.tools.cli.shared.failures import USAGE, fail
@@ -58,9 +57,9 @@ def serve(*, names: tuple[str, ...], port: int, host: str, interval: float) -> N
     Of each accumulator's latest round, up to 32 metrics are exported.
 
     By default, only this machine can reach them. All its users can, unless the environment variable
-    REDISACC_SERVE_TOKEN holds a token of at least 16 characters. Browsers then ask for it as a password, with any user
-    name, and Prometheus sends it as a bearer token. With a token, --host may name any address. There is no encryption:
-    put a proxy with TLS in front, or use `ssh -L 9464:localhost:9464 MACHINE`.
+    REDISACC_SERVE_TOKEN holds a token of at least 16 ASCII characters. Browsers then ask for it as a password, with any
+    user name, and Prometheus sends it as a bearer token. With a token, --host may name any address. There is no
+    encryption: put a proxy with TLS in front, or use `ssh -L 9464:localhost:9464 MACHINE`.
 
     \b
       redisacc serve
@@ -91,8 +90,9 @@ def serve(*, names: tuple[str, ...], port: int, host: str, interval: float) -> N
 def _token() -> str | None:
     """Returns the token of the environment; None if there is none."""
     token = os.environ.get(_TOKEN, "").strip()
-    if not is_unicode(token):
-        fail(f"{_TOKEN} must be valid UTF-8", USAGE)
+    # Programs disagree on how to send others in a header.
+    if not token.isascii():
+        fail(f"{_TOKEN} must have only ASCII characters", USAGE)
     if token and len(token) < SHORTEST_TOKEN:
         fail(f"{_TOKEN} must have at least {SHORTEST_TOKEN} characters, not {len(token)}", USAGE)
     return token or None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import shutil
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -111,7 +110,7 @@ def server(
     try:
         # Under nohup, SIGHUP stays ignored. The others end any wait, for example that for a large file to load.
         with interrupts_raise(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            failed = _run(child, directory, socket, durable=durable, reduce=reduce)
+            failed = _run(child, directory, durable=durable, reduce=reduce)
     except KeyboardInterrupt:
         # The terminal has just printed ^C.
         click.echo("\nStopping ...")
@@ -125,11 +124,11 @@ def server(
         raise click.ClickException(text)
 
 
-def _run(child: Server | Cluster, directory: Path, socket: Path | None, *, durable: bool, reduce: bool) -> Server:
+def _run(child: Server | Cluster, directory: Path, *, durable: bool, reduce: bool) -> Server:
     """Starts the server or cluster and blocks until one of its processes has ended by itself. Returns that one."""
     child.start()
     nodes = list(child.nodes) if isinstance(child, Cluster) else [child]
-    _announce(child, nodes, directory, socket, durable=durable)
+    _announce(child, nodes, directory, durable=durable)
     with _reducing(child) if reduce else contextlib.nullcontext():
         return _watch(nodes)
 
@@ -174,16 +173,13 @@ def _watch(nodes: Sequence[Server]) -> Server:
                 click.echo("The server saves its data again.", err=True)
 
 
-def _announce(
-    child: Server | Cluster, nodes: Sequence[Server], directory: Path, socket: Path | None, *, durable: bool
-) -> None:
+def _announce(child: Server | Cluster, nodes: Sequence[Server], directory: Path, *, durable: bool) -> None:
     first, is_cluster = nodes[0], isinstance(child, Cluster)
     is_default = first.port == _DEFAULT_PORT and not is_cluster
-    address = f"-s {shlex.quote(str(socket))}" if first.port is None else f"-p {first.port}"
     facts = {
         "URL": child.url + ("   (the default)" if is_default else ""),
         "use it": "" if is_default else f"export REDISACC_URL={shlex.quote(child.url)}",
-        "inspect": how_to_inspect(f"-c {address}" if is_cluster else address),
+        "inspect": "redisacc ls",
         "data": _shown(directory),
         "crash": "loses at most about two seconds (append-only file)"
         if durable
@@ -195,16 +191,6 @@ def _announce(
     for label, text in facts.items():
         if text:
             click.echo(f"  {label:<8} {text}")
-
-
-def how_to_inspect(address: str) -> str:
-    """Returns a command that lists the accumulators.
-
-    Args:
-        address: the options by which redis-cli and valkey-cli find the server.
-    """
-    client = next((name for name in ("redis-cli", "valkey-cli") if shutil.which(name)), None)
-    return "redisacc ls" if client is None else f"{client} {address} SMEMBERS redisacc:names"
 
 
 def _shown(path: Path) -> str:

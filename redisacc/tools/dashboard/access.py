@@ -51,16 +51,13 @@ class Access:
 
     Args:
         app: the application.
-        token: what a request has to know, of at least ``SHORTEST_TOKEN`` characters; None for requests by a name of
-            this machine only.
+        token: what a request has to know, of at least ``SHORTEST_TOKEN`` ASCII characters; None for requests by a name
+            of this machine only.
     """
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self._app = app
-        # Most programs send a header in UTF-8, and some in Latin-1, which lacks most characters.
-        self._tokens = [] if token is None else [token.encode()]
-        if token is not None and max(token) <= "\xff":
-            self._tokens.append(token.encode("latin-1"))
+        self._token = None if token is None else token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request."""
@@ -94,12 +91,12 @@ class Access:
 
     async def _refusal(self, headers: Headers) -> Response | None:
         """Returns the answer to a request that may not reach the application; None if it may."""
-        if not self._tokens:
+        if self._token is None:
             if is_loopback(_name_in(headers.get("host", ""))):
                 return None
             return PlainTextResponse("This page is only for localhost and 127.0.0.1.\n", status_code=421)
         given = _given_token(headers.get("authorization", ""))
-        if any(hmac.compare_digest(given, token) for token in self._tokens):
+        if hmac.compare_digest(given, self._token):
             return None
         if given:
             await asyncio.sleep(REFUSAL_PAUSE)

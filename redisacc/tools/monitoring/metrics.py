@@ -67,16 +67,10 @@ def _missing(view: View) -> Iterator[tuple[str, int]]:
 SERIES = (
     Series("global_step", "Current step.", "info.global_step"),
     Series("accumulated", "Gradients in the current round.", "info.num_accumulated"),
-    Series("accumulated_weight", "Sum of the weights of these gradients.", "info.total_weight"),
     Series(
         "required",
         "Gradients that the first waiting taker requires; 0 if no taker is waiting.",
         lambda view: view.info.waiting[0].num_required if view.info.waiting else 0,
-    ),
-    Series(
-        "required_weight",
-        "Sum of weights that the first waiting taker requires; 0 if it requires none.",
-        lambda view: view.info.waiting[0].min_weight if view.info.waiting else 0,
     ),
     Series("waiting_takers", "Takers waiting in the queue.", "info.waiting"),
     Series("unacknowledged_rounds", "Rounds taken but not acknowledged.", "info.unacknowledged"),
@@ -87,12 +81,6 @@ SERIES = (
         "Partitions on which a reducer works; without partitions, 1 or 0.",
         lambda view: 0 if view.info.reducer is None else max(len(view.info.partitions), 1) - view.info.reducer.missing,
     ),
-    Series(
-        "reducer_late_rounds",
-        "Rounds for which the reducer that works now was too late; 0 if there is none; of several, the slowest counts.",
-        lambda view: view.info.reducer.late if view.info.reducer is not None else 0,
-    ),
-    Series("max_staleness", "Steps by which a gradient may be late.", "info.max_staleness"),
     Series("workers", "Workers with a gradient in the current round.", "info.workers"),
     Series(
         "expected_workers",
@@ -128,12 +116,6 @@ SERIES = (
     ),
     Series("duplicates", "Requests that arrived twice and were executed once.", "info.duplicates", is_counter=True),
     Series("takes", "Rounds taken.", "info.takes", is_counter=True),
-    Series(
-        "accumulated_staleness",
-        "Gradients in the current round by the number of steps by which they were late, if staleness allows any.",
-        lambda view: [(str(late), n) for late, n in view.info.staleness.items()] if view.info.max_staleness else [],
-        "staleness",
-    ),
     Series("worker_applied", "Gradients accepted from a worker.", _of_workers("applied"), "worker", True),
     Series(
         "worker_stale",
