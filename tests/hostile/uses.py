@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import redis
 from click.testing import CliRunner
+from support.exporter import Exporter
 from support.planting import raw_text
-from support.warm_python import WarmPython
 from worlds import Published, Rounds, Trained, Weighted
 
 import redisacc
@@ -300,15 +300,13 @@ def run(words, url, *, exact, codes):
 @contextlib.contextmanager
 def served(url):
     """Runs `redisacc serve` for a server. Yields where it is."""
-    with WarmPython(["-m", "redisacc", "serve", "--port", "0", "--redis", url], text=True) as process:
-        try:
-            yield process.stdout.readline().split("page at ")[1].split("/ ")[0]
-            assert process.poll() is None
-        finally:
-            process.send_signal(2)
-            out, err = process.communicate(timeout=20)
-            # What it could not show.
-            assert (out, raw_text(err), "Traceback" in err) == ("", [], False), err
+    one = Exporter(url)
+    try:
+        yield one.url.rstrip("/")
+    finally:
+        err = one.stop()
+        # What it could not show.
+        assert (raw_text(err), "Traceback" in err) == ([], False), err
 
 
 def pages(where):

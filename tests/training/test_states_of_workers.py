@@ -10,7 +10,7 @@ import urllib.request
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from support.warm_python import WarmPython
+from support.exporter import Exporter
 
 import redisacc
 from redisacc.tools.cli import main
@@ -19,33 +19,10 @@ WANTED = {"in the round": ["worker 0"], "expected": ["worker 1"], "late": ["work
 
 
 @pytest.fixture
-def served(real_server):
-    """Starts a command that serves pages, and returns where; all end with the test."""
-    started = []
-
-    def start(command, *options):
-        words = ["-m", "redisacc", command, "--port", "0", "--redis", real_server.url, *options]
-        started.append(WarmPython(words, text=True))
-        return re.search(r"at (http://[\w.:]+/\w*)", started[-1].stdout.readline())[1]
-
-    yield start
-    for one in started:
-        one.send_signal(2)
-        one.communicate(timeout=20)
-
-
-@pytest.fixture
-def scrape(served):
-    """Returns the lines of what `redisacc serve` tells Prometheus."""
-    where = []
-
-    def lines():
-        if not where:
-            where.append(f"{served('serve')}metrics")
-        with urllib.request.urlopen(where[0], timeout=20) as reply:
-            return reply.read().decode().splitlines()
-
-    return lines
+def exporter(real_server):
+    found = Exporter(real_server.url)
+    yield found
+    found.stop()
 
 
 HOWS = {
@@ -58,7 +35,7 @@ HOWS = {
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.servers("valkey")
 def test_in_a_healthy_training_no_worker_is_missing_nor_when_it_is_finished(
-    real_server, real_client, background, scrape, how
+    real_server, real_client, background, exporter, how
 ):
     ends = threading.Barrier(4)
 
@@ -72,11 +49,11 @@ def test_in_a_healthy_training_no_worker_is_missing_nor_when_it_is_finished(
                 training.apply(weights)
             ends.wait(60)
 
-    scrape()
+    exporter.scrape()
     working = [background(work, number) for number in range(3)]
     found, last = [], []
     while 'redisacc_finished{accumulator="train"} 1.0' not in last:
-        last = scrape()
+        last = exporter.scrape()
         found += last
     ends.wait(60)
     for each in working:
@@ -87,7 +64,7 @@ def test_in_a_healthy_training_no_worker_is_missing_nor_when_it_is_finished(
         fields[4] = b"%d" % (int(fields[4]) - 600_000)
         real_client.hset("redisacc:{train}:sessions", session, b" ".join(fields))
     real_client.hincrby("redisacc:{train}", "applied", 1)
-    last = scrape()
+    last = exporter.scrape()
     missing = ("redisacc_missing_workers{", "redisacc_worker_missing{")
     numbers = [line.split()[-1] for line in [*found, *last] if line.startswith(missing)]
     assert len(numbers) > 6
@@ -101,7 +78,7 @@ def cli(*words):
 
 
 @pytest.mark.forges
-def test_everything_names_the_same_state_at_the_same_moment(training, real_server, real_client, served, scrape):
+def test_everything_names_the_same_state_at_the_same_moment(training, real_server, real_client, exporter):
     """Each place says what the table says: log, error, info(), show, watch, the metrics and the page."""
     training.chief(workers=4)
     seconds, micros = real_client.time()
@@ -141,14 +118,14 @@ def test_everything_names_the_same_state_at_the_same_moment(training, real_serve
     line = cli("watch", "train", "-n", 1, *url).stdout
     assert {state: re.findall(rf"  {state}: (worker \d) \(", line) for state in absent} == absent
 
-    lines = scrape()
+    lines = exporter.scrape()
     for name, number in (("", 1), ("expected_", 1), ("late_", 1), ("gone_", 1), ("missing_", 2)):
         assert f'redisacc_{name}workers{{accumulator="train"}} {number}.0' in lines
     for worker, missing in enumerate((0, 0, 1, 1)):
         assert f'redisacc_worker_missing{{accumulator="train",worker="worker {worker}"}} {missing}.0' in lines
 
     name = hashlib.sha256(b"train").hexdigest()[:16]
-    with urllib.request.urlopen(f"{served('serve')}updates?detail={name}", timeout=20) as events:
+    with urllib.request.urlopen(f"{exporter.url}updates?detail={name}", timeout=20) as events:
         page = json.loads(next(line for line in events if line.startswith(b"data: "))[6:])["changed"]
     rows = page["detail:workers"]["rows"]
     assert {state: [row[0] for row in rows if row[3] == state] for state in WANTED} == WANTED
