@@ -1,5 +1,7 @@
 """The history of a training: each step once, with its metrics, written together with the version that follows."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -55,24 +57,25 @@ def test_after_a_loss_of_data_it_begins_anew_and_the_last_step_is_announced_agai
     assert [past.step for past in chief.history()] == [2, 3]
 
 
-def test_it_is_deleted_with_the_training(real_client):
-    with redisacc.Training("train", {"w": np.zeros(2)}, workers=1, number=0, redis=real_client, **HOWS["update"]) as t:
-        for _, weights in t.steps(until=2):
-            t.apply(weights, metrics={"loss": 0.5})
-        assert real_client.exists(HISTORY) == 1
-        t.delete()
-        assert real_client.exists(HISTORY) == 0
-        assert t.history() == []
+@contextlib.contextmanager
+def two_steps(client, **metrics):
+    """Yields a training that has made two steps with these metrics. Its history is deleted with it."""
+    with redisacc.Training(
+        "train", {"w": np.zeros(2)}, workers=1, number=0, redis=client, **HOWS["update"]
+    ) as training:
+        for _, weights in training.steps(until=2):
+            training.apply(weights, metrics=metrics)
+        yield training
+        training.delete()
+        assert client.exists(HISTORY) == 0
+        assert training.history() == []
 
 
 def test_a_training_without_metrics_has_none(real_client):
-    with redisacc.Training("train", {"w": np.zeros(2)}, workers=1, number=0, redis=real_client, **HOWS["update"]) as t:
-        for _, weights in t.steps(until=2):
-            t.apply(weights)
-        assert t.history() == []
+    with two_steps(real_client) as training:
+        assert training.history() == []
         assert real_client.exists(HISTORY) == 0
         assert not any(b"history" in name for name in real_client.hkeys(RECORD))
-        t.delete()
 
 
 @pytest.mark.forges
@@ -92,10 +95,8 @@ def test_a_key_of_another_type_is_refused_before_anything_changes(training, back
 
 
 def test_more_entries_than_redisacc_keeps_are_refused(real_client):
-    with redisacc.Training("train", {"w": np.zeros(2)}, workers=1, number=0, redis=real_client, **HOWS["update"]) as t:
-        for _, weights in t.steps(until=2):
-            t.apply(weights, metrics={"loss": 0.5})
+    with two_steps(real_client, loss=0.5) as training:
+        assert len(training.history()) == 2
         real_client.zadd(HISTORY, {f"{step} 1 1": step for step in range(3000)})
         with pytest.raises(redisacc.CorruptDataError, match="more than the 2000 entries"):
-            t.history()
-        t.delete()
+            training.history()

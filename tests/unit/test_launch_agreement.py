@@ -132,18 +132,6 @@ def test_other_terms_and_hosts_that_join_are_not_counted():
     assert [line.split()[1] for line in meeting.lines] == ["a", "d"]
 
 
-def test_a_host_is_gone_and_back():
-    meeting = working("a", "b", "c")
-    meeting.hear(host("a", WORKS), host("c", WORKS))
-    assert meeting.lines == [
-        "host b is missing; the same command on it takes its place again, and on another host with --join"
-    ]
-    meeting.hear(host("a", WORKS), host("b", CAME, run="again"), host("c", WORKS))
-    meeting.hear(host("a", WORKS), host("b", WORKS, run="again"), host("c", WORKS))
-    assert meeting.lines[1:] == ["host b has returned"]
-    assert meeting.names == ["a", "b", "c"]
-
-
 def test_a_host_that_is_back_before_it_was_missed_is_told_as_well():
     meeting = working("a", "b", "c")
     meeting.hear(host("a", WORKS), host("b", CAME, run="again"), host("c", WORKS))
@@ -161,18 +149,6 @@ def test_joining_takes_the_place_and_the_nodes_of_a_host_that_is_gone():
     assert meeting.lines[1:] == ["host d takes the place of host b"]
     meeting.hear(host("a", WORKS), host("c", WORKS), host("d", WORKS, role=JOINS))
     assert meeting.lines[2:] == ["host d has returned"]
-
-
-def test_joining_brings_more_workers_if_no_host_is_gone():
-    meeting = working("a", "b", "c")
-    all_work = [host(name, WORKS) for name in "abc"]
-    meeting.hear(*all_work, host("d", role=JOINS))
-    meeting.hear(*all_work, host("d", WORKS, role=JOINS), host("e", role=JOINS))
-    assert meeting.lines == ["host d joins with workers 6 to 7", "host e joins with workers 8 to 9"]
-    meeting.hear(*all_work, host("e", WORKS, role=JOINS))
-    assert meeting.lines[2] == "host d is missing"
-    # Its numbers stay its own.
-    assert meeting.names.index("e") == 4
 
 
 def test_a_host_that_has_joined_and_been_replaced_takes_no_other_place():
