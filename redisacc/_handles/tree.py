@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any, Self, SupportsFloat, Unpack
 
 from redisacc._arrays.finite import check_finite
-from redisacc._arrays.gradient import Gradient
 from redisacc._arrays.leaf_values import tree_gradient
 from redisacc._arrays.metrics import metric_notes
 from redisacc._arrays.results import ApplyResult
@@ -14,7 +14,6 @@ from redisacc._arrays.spec import AccumulatorSpec, described_by, described_like
 from redisacc._handles.accumulator import Accumulator
 from redisacc._handles.options import AccumulatorOptions, checked_mean, with_options
 from redisacc._protocol.applying.upload import Upload
-from redisacc.errors import InvalidArgumentError
 
 
 class TreeAccumulator(Accumulator[Any, Any]):
@@ -193,30 +192,22 @@ class TreeAccumulator(Accumulator[Any, Any]):
         self._upload = self._applier.begin(local_step=local_step, worker=self._worker)
         return self._upload
 
-    def _commit(
-        self, tree: Any, weight: object, metrics: Mapping[str, SupportsFloat] | None, missing: str
-    ) -> ApplyResult:
+    def _commit(self, tree: Any, weight: object, metrics: Mapping[str, SupportsFloat] | None) -> ApplyResult:
         """Counts the gradient of the upload that is under way, once: a second attempt has to send the whole gradient.
 
         Args:
-            tree: the gradient, as for ``apply_grad``. Whatever has not been put is None.
+            tree: the gradient, as for ``apply_grad``.
             weight: as for ``apply_grad``.
             metrics: as for ``apply_grad``.
-            missing: the message of the error if leaves are missing, and the gradient would be accepted; else "".
         """
         upload, self._upload = self._upload, None
         assert upload is not None
-
-        def whole() -> Gradient:
-            if missing:
-                raise InvalidArgumentError(missing)
-            return tree_gradient(self._spec, tree, "grad")
-
+        whole = partial(tree_gradient, self._spec, tree, "grad")
         try:
             self._lifetime.check()
             checked = self._checked_weight(weight)
             noted = metric_notes(metrics, checked)
-            if self._options["finite"] and not missing:
+            if self._options["finite"]:
                 check_finite(whole(), self._spec, self._applier.encoding)
         except BaseException:
             self._applier.abandon(upload)

@@ -17,7 +17,6 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 from redisacc._arrays import validation
@@ -91,6 +90,9 @@ class Checkpointer:
         name: the name of the run.
         wanted: where, how often, and which of them stay.
 
+    Attributes:
+        folder: where they are.
+
     Raises:
         InvalidArgumentError: an argument is invalid, or the folder belongs to another run.
         OSError: the folder cannot be created, read or written to.
@@ -98,7 +100,7 @@ class Checkpointer:
 
     def __init__(self, transport: Transport, name: str, wanted: Checkpoints) -> None:
         self._steps, self._seconds = _interval(wanted.every)
-        self._folder = folder_of(wanted, name)
+        self.folder = folder_of(wanted, name)
         self._transport = transport
         self._name = name
         # What follows is guarded by the condition.
@@ -111,10 +113,6 @@ class Checkpointer:
         self._last_step: int | None = None
         self._last_time = clock.now()
         self._written: int | None = None
-
-    def valid(self) -> Iterator[Checkpoint]:
-        """Yields the checkpoints of this run, the newest first. A warning names each that is not used."""
-        return self._folder.valid()
 
     def note(self, step: int, *, last: bool = False) -> None:
         """Notes that a step was published. Never waits: if a checkpoint is due, the thread writes it.
@@ -151,7 +149,7 @@ class Checkpointer:
             self._transport.waits.call(lambda: thread.join(durations.closing))
             if thread.is_alive():
                 self._warn(
-                    f"a checkpoint is still being written to {self._folder.path} after {durations.closing:.0f} s; if "
+                    f"a checkpoint is still being written to {self.folder.path} after {durations.closing:.0f} s; if "
                     "this process ends now, it is lost"
                 )
 
@@ -179,7 +177,7 @@ class Checkpointer:
             advice = f"this was the last try; `redisacc checkpoint {self._name} FILE` writes what is published"
         else:
             advice = "trying again when the next one is due" + (", or at the end" if self._has_failed else "")
-        text = f"no checkpoint was written to {self._folder.path}: {cause}; {advice}"
+        text = f"no checkpoint was written to {self.folder.path}: {cause}; {advice}"
         self._warn(text, has_traceback=not is_expected)
 
     def _warn(self, text: str, *, has_traceback: bool = False) -> None:
@@ -189,7 +187,7 @@ class Checkpointer:
         found = read_published(self._transport.blocking, self._name)
         if found is None or found.step == self._written:
             return
-        path = self._folder.write(found)
+        path = self.folder.write(found)
         self._written = found.step
         inform(self._name, "wrote the checkpoint %s", path, step=found.step)
 

@@ -156,7 +156,7 @@ class Reconciliation(Participant):
         if options.checkpoint is not None:
             with self._closed_on_failure():
                 self._checkpointer = checkpointer = Checkpointer(self._transport, self.shared_name, options.checkpoint)
-                self._find_saved = lambda: next(checkpointer.valid(), None)
+                self._find_saved = lambda: next(checkpointer.folder.valid(), None)
                 self._opened.callback(checkpointer.close)
 
     def _unknown_weights(self) -> ProgramWeights | Updating:

@@ -28,13 +28,11 @@ class Given(NamedTuple):
         gradient: the gradient.
         weight: its weight.
         metrics: what travels with it.
-        missing: which leaves were not put, if it is incomplete, because others have completed the step; else "".
     """
 
     gradient: Any
     weight: float
     metrics: Mapping[str, SupportsFloat] | None
-    missing: str = ""
 
 
 class Upload:
@@ -86,15 +84,6 @@ class Upload:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.abandon()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether others have completed the step, so that this gradient would be dropped. Sends nothing.
-
-        It is checked twice a second. Once it is True, you need not compute the rest of the gradient: ``commit`` reports
-        "stale" or "repeated", whatever you have put. False for gradients that are only collected.
-        """
-        return self._streamed is not None and self._streamed.is_over
 
     def put(self, path: str, array: Any) -> None:
         """Adds the gradient of a leaf. Never blocks on the network. Any thread may call it, in any order of the leaves.
@@ -150,33 +139,27 @@ class Upload:
             RedisAccError: any other error of ``apply``.
         """
         self._check_process()
-        missing = self._missing()
-        if missing and not self.is_over:
-            raise InvalidArgumentError(missing)
+        paths = self._spec.structure.paths
+        missing = [path for number, path in enumerate(paths) if number not in self._values]
+        if missing:
+            raise InvalidArgumentError(
+                f"the gradient lacks {listed(missing, LISTED, shown)}: put each leaf, and None for one that has no "
+                "gradient"
+            )
         with self._lock:
             if self._has_ended:
                 raise InvalidArgumentError("this upload has ended: begin another one")
             self._has_ended = True
-        leaves = self._spec.leaves
-        if self._streamed is not None and not missing and self._spec.missing == "skip":
-            there = [self._values[number] is not None for number in range(len(leaves))]
-            self._streamed.put(len(leaves), np.array(there, np.int32))
-        tree = self._spec.structure.build([self._values.get(number) for number in range(len(leaves))])
-        return self._commit(Given(tree, weight, metrics, missing))
+        leaves = [self._values[number] for number in range(len(paths))]
+        if self._streamed is not None and self._spec.missing == "skip":
+            self._streamed.put(len(leaves), np.array([leaf is not None for leaf in leaves], np.int32))
+        return self._commit(Given(self._spec.structure.build(leaves), weight, metrics))
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
             raise InvalidArgumentError(
                 f"this upload belongs to process {self._pid}, from which this one was forked: begin another one"
             )
-
-    def _missing(self) -> str:
-        missing = [path for number, path in enumerate(self._spec.structure.paths) if number not in self._values]
-        if not missing:
-            return ""
-        return (
-            f"the gradient lacks {listed(missing, LISTED, shown)}: put each leaf, and None for one that has no gradient"
-        )
 
     def abandon(self) -> None:
         """Ends the upload, and removes what was sent. ``begin`` or ``apply`` may follow, also for the same step.

@@ -605,8 +605,7 @@ class Worker(Participant):
                 finally:
                     gradients._abandon()
 
-            # An incomplete gradient is of a step that is over.
-            return apply() if given.missing else self._kept(given, apply)
+            return self._kept(given, apply)
 
         return Upload(gradients._spec, streamed, commit, partial(gradients._abandon, streamed))
 
@@ -654,9 +653,6 @@ class Worker(Participant):
             gradients = self._gradients()
             if streams and gradients._upload is not None:
                 return gradients._commit(*given)
-            if given.missing:
-                # The upload was over, and is lost now.
-                return ApplyResult("stale", gradients.global_step(), gradients.num_accumulated())
             return gradients.apply_grad(given.gradient, step, weight=given.weight, metrics=given.metrics)
 
         while True:

@@ -28,11 +28,6 @@ class Upload:
     async def __aexit__(self, *error: object) -> None:
         await self.abandon()
 
-    @property
-    def is_over(self) -> bool:
-        """Whether others have completed the step, as :meth:`redisacc.types.Upload.is_over` says."""
-        return self.blocking.is_over
-
     put = unchanged(upload.Upload.put)
     commit = awaited(upload.Upload.commit)
     abandon = awaited(upload.Upload.abandon)

@@ -163,7 +163,7 @@ class MeanSteps:
         """Returns the newest checkpoint."""
         if self._checkpointer is None:
             return None
-        found = next(self._checkpointer.valid(), None)
+        found = next(self._checkpointer.folder.valid(), None)
         if found is not None:
             if training_of(found.state) is None:
                 raise InvalidArgumentError(

@@ -13,11 +13,10 @@ from typing import Any, NoReturn, SupportsFloat, Unpack
 import torch
 
 from redisacc._arrays.metrics import Means
-from redisacc._checkpoints.address import place_of
-from redisacc._checkpoints.folder import Folder
 from redisacc._handles.environment import place
 from redisacc._handles.options import check_names, with_options
 from redisacc._text import shown
+from redisacc._training.checkpointer import folder_of
 from redisacc._training.local_steps import LocalSteps
 from redisacc._training.options import TrainingOptions, gradient_options
 from redisacc._training.training import Training
@@ -654,9 +653,7 @@ class State(defaultdict[Any, Any]):
 def _has_checkpoint(training: Training) -> bool:
     """Returns whether a run may continue with a checkpoint. Its folder was tried when it was opened."""
     wanted = training._options.checkpoint
-    return wanted is not None and bool(
-        Folder(place_of(wanted.folder), training.shared_name, keep=1, keep_every=None).stored()
-    )
+    return wanted is not None and bool(folder_of(wanted, training.shared_name).stored())
 
 
 def _has_new_statistics(module: torch.nn.Module) -> bool:

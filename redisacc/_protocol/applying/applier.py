@@ -184,8 +184,8 @@ class Applier:
         """Counts the gradient of an upload, as ``apply`` does. If the upload has failed, sends the whole gradient.
 
         Args:
-            upload: the upload, of which all leaves have been put, unless it is over.
-            whole: returns the gradient, or raises an error if leaves are missing.
+            upload: the upload, of which all leaves have been put.
+            whole: returns the gradient.
             weight: as for ``apply``.
             notes: as for ``apply``.
             label: as for ``apply``.

@@ -142,7 +142,7 @@ def test_replicas_confirm_uploads_that_began_early(pair, open_accumulator, open_
         begun.put(0, gradient["a"])
         begun.complete()
         before_commit()
-        return acc._commit(gradient, 1.0, None, "")
+        return acc._commit(gradient, 1.0, None)
 
     def parts(client):
         return {key for key in client.scan_iter() if b":part:" in key or b":partition:" in key}
