@@ -98,19 +98,6 @@ def test_a_process_listens_on_one_connection(real_client, open_dense, background
     assert [take.result().tolist() for take in takes] == [[number] for number in range(len(accumulators))]
 
 
-@pytest.mark.servers(*ONE_NODE)
-@pytest.mark.every_server
-def test_a_lost_listening_connection_is_replaced(real_client, open_dense, background, waiting, until):
-    acc = open_dense("float32", [1])
-    take = background(acc.take_grad, 2)
-    waiting(acc, 1)
-    acc.apply_grad(one(1))
-    until(lambda: [entry for entry in real_client.client_list(_type="pubsub") if int(entry["sub"])])
-    assert real_client.client_kill_filter(_type="pubsub") >= 1
-    acc.apply_grad(one(3))
-    assert take.result(timeout=5).tolist() == [2.0]
-
-
 def test_a_long_wait_says_what_it_waits_for(open_dense, background, until, durations, caplog):
     durations(report=0.1, poll_every=0.05)
     acc = open_dense("float32", [1], name="weights")

@@ -66,6 +66,15 @@ def losses(data):
         return client.hget("redisacc:{w}", "losses")
 
 
+def begun(data, open_acc, number=2):
+    """Returns handles, of which the second has taken a round since the data were kept. The first is its worker's."""
+    handles = [open_acc() for _ in range(number)]
+    apply(handles[0], 1)
+    data.keep()
+    assert taken(handles[1]) == 1
+    return handles
+
+
 # How a handle has noticed: by what it knew itself, or by what another one has noted.
 OWN = "no longer knows a request of this handle|had granted"
 OTHER = "has gone back to older data, as another handle has noticed"
@@ -94,10 +103,7 @@ def test_takers_that_know_of_nothing_later_are_told_once_another_one_has_noticed
 
 
 def test_a_loss_by_which_the_note_of_an_earlier_one_is_lost(data, open_acc):
-    worker, busy, idle = (open_acc() for _ in range(3))
-    apply(worker, 1)
-    data.keep()
-    assert taken(busy) == 1
+    worker, busy, idle = begun(data, open_acc, 3)
     data.go_back()
     assert told(busy, OWN) == 1
     apply(worker, 2, step=1)
@@ -113,20 +119,14 @@ def test_a_loss_by_which_the_note_of_an_earlier_one_is_lost(data, open_acc):
 
 
 def test_a_taker_knows_of_the_rounds_before_it_was_opened(data, open_acc):
-    worker, busy = open_acc(), open_acc()
-    apply(worker, 1)
-    data.keep()
-    assert taken(busy) == 1
+    begun(data, open_acc)
     idle = open_acc()
     data.go_back()
     assert told(idle, "had granted 1 rounds, but knows only of 0") == 1
 
 
 def test_a_taker_knows_of_the_rounds_that_others_are_granted_while_it_waits(data, open_acc, background, until):
-    worker, busy, waiting = (open_acc() for _ in range(3))
-    apply(worker, 1)
-    data.keep()
-    assert taken(busy) == 1
+    *_, waiting = begun(data, open_acc, 3)
     take = background(taken, waiting)
     until(lambda: waiting._taker.history.takes == 1)
     data.go_back()
@@ -139,10 +139,7 @@ def test_a_taker_knows_of_the_rounds_that_others_are_granted_while_it_waits(data
 
 def test_a_taker_that_waits_gives_up_its_place_once_another_one_has_noticed(data, open_acc, background, until):
     """Otherwise it would wait behind itself until the lease of that place ends."""
-    worker, busy, waiting = (open_acc() for _ in range(3))
-    apply(worker, 1)
-    data.keep()
-    assert taken(busy) == 1
+    _worker, busy, waiting = begun(data, open_acc, 3)
     data.go_back()
     take = background(waiting.take_grad, 2, timeout=60)
     with data.server.client() as client:
@@ -205,10 +202,7 @@ def test_gradients_that_are_lost_are_told_to_their_worker(data, open_acc):
 
 def test_a_gradient_that_comes_back_is_no_loss_to_its_worker(data, open_acc):
     """It is counted again, and the takers are told."""
-    worker, busy = open_acc(), open_acc()
-    apply(worker, 1)
-    data.keep()
-    assert taken(busy) == 1
+    worker, busy = begun(data, open_acc)
     data.go_back()
     assert apply(worker, 2)
     assert told(busy, OWN) == 3
