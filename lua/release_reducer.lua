@@ -1,7 +1,7 @@
 -- Gives back the lease of the reducer of an accumulator, or of one of its partitions.
 --
--- KEYS reducer   redisacc:{NAME}:reducer   or redisacc:{NAME}:reducer:p; a hash with an expiry: holder, who, since_ms,
---                                          stored, late
+-- KEYS reducer   redisacc:{NAME}:reducer   or redisacc:{NAME}:reducer:p; a hash with an expiry: holder, who, stored,
+--                                          late
 -- ARGV holder    text     random id of the reducer
 --
 -- Replies:

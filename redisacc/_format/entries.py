@@ -408,7 +408,7 @@ def _state_of(worker: WorkerInfo, global_step: int, latest: datetime.datetime | 
 
 # The lease of a reducer that works on an accumulator, or on one of its partitions: a small hash with an expiry.
 
-_FIELDS = ("who", "since_ms", "stored", "late")
+_FIELDS = ("who", "stored", "late")
 
 
 @dataclass(frozen=True)
@@ -423,16 +423,14 @@ class ReducerInfo:
 
     Attributes:
         who: the host and the process id of the reducer; of several, each once, with commas. Printable.
-        since: when it began to work on the accumulator; of several, the last one.
-        stored: the number of rounds since then whose whole sum it stored before the taker needed it; of several
-            reducers, the slowest one's.
-        late: the number of rounds since then for which it was too late, or which held other gradients than it expected;
+        stored: the number of rounds whose whole sum it stored before the taker needed it; of several reducers, the
+            slowest one's.
+        late: the number of rounds for which it was too late, or which held other gradients than it expected;
             of several reducers, the slowest one's.
         missing: the number of partitions without a reducer. While any is missing, takers rely on no reducer.
     """
 
     who: str
-    since: datetime.datetime
     stored: int
     late: int
     missing: int = 0
@@ -464,7 +462,6 @@ def parse_leases(replies: Sequence[object]) -> ReducerInfo | None:
         return None
     return ReducerInfo(
         printable(", ".join(dict.fromkeys(lease.who for lease in found)), 200),
-        max(lease.since for lease in found),
         min(lease.stored for lease in found),
         max(lease.late for lease in found),
         len(replies) - len(found),
@@ -474,8 +471,8 @@ def parse_leases(replies: Sequence[object]) -> ReducerInfo | None:
 def _parse_lease(reply: object) -> ReducerInfo | None:
     """Parses a lease; None if there is none, or redisacc did not write it."""
     match reply:
-        case [bytes() as who, bytes() as since, bytes() as stored, bytes() as late]:
-            with suppressed(ValueError, OverflowError, OSError):
+        case [bytes() as who, bytes() as stored, bytes() as late]:
+            with suppressed(ValueError):
                 name = printable(who.decode(errors="replace"), 200)
-                return ReducerInfo(name, parse_time(since), parse_number(stored), parse_number(late))
+                return ReducerInfo(name, parse_number(stored), parse_number(late))
     return None

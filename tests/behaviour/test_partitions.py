@@ -91,11 +91,11 @@ def test_a_gradient_of_too_many_parts_is_refused(open_dense, client, tmp_path):
     assert leftovers(client) == []
 
 
-def test_a_stale_gradient_is_refused_before_its_parts_are_written(acc, proxy):
+def test_a_stale_gradient_is_refused_before_its_parts_are_written(acc, proxy, client):
     acc.set_global_step(5)
     assert acc.apply_grad(gradient(1), local_step=4).outcome == "stale"
     assert "SET" not in proxy.sent
-    assert acc.info().attempts == 0
+    assert attempts_of(client) == []
 
 
 @pytest.mark.every_server
@@ -141,7 +141,7 @@ def test_an_attempt_is_refused_from_the_moment_in_which_a_sweeper_begins(acc, cl
     assert acc.apply_grad(gradient(1)).num_accumulated == 1
     assert not [key for key in parts_of(client) if given_up[0] in key]
     assert_same(acc.take_grad(1), gradient(1))
-    assert (parts_of(client), acc.info().attempts) == ([], 0)
+    assert (parts_of(client), attempts_of(client)) == ([], [])
 
 
 def test_a_number_that_the_leader_gives_twice_names_other_parts(acc, client, between):

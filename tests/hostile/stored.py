@@ -77,7 +77,7 @@ STORED = {
     ":attempts": ("zset", "id~ number~"),
     ":place:*": ("string", "number~"),
     # Reducers
-    ":reducer": {"holder": "id~", "who": "name", "since_ms": "time~", "stored": "number~", "late": "number~"},
+    ":reducer": {"holder": "id~", "who": "name", "stored": "number~", "late": "number~"},
     ":sum:*": ("string", "data~"),
     ":squares:*": ("string", "real~"),
     # Parameters

@@ -32,7 +32,7 @@ def digest_of(gradients):
 
 def pretend(client):
     """Makes takers believe that a reducer works."""
-    client.hset(f"{RECORD}:reducer", mapping={"holder": "r", "who": "x", "since_ms": 1, "stored": 1, "late": 0})
+    client.hset(f"{RECORD}:reducer", mapping={"holder": "r", "who": "x", "stored": 1, "late": 0})
     client.pexpire(f"{RECORD}:reducer", MINUTE)
 
 

@@ -298,7 +298,7 @@ class Weighted(Rounds):
         client.zadd(f"{HEAD}:attempts", {"other-1-1 2": now + 600_000})
         client.set(f"{HEAD}:compacting", "token")
         client.set(f"{HEAD}:place:other-1", "1")
-        lease = {"holder": "r", "who": "host:1", "since_ms": now, "stored": 1, "late": 0}
+        lease = {"holder": "r", "who": "host:1", "stored": 1, "late": 0}
         client.hset(f"{HEAD}:reducer", mapping=lease)
         client.set(f"{HEAD}:sum:{'0' * 32}:0", "part")
         client.set(f"{HEAD}:squares:{'0' * 32}:0", "1.0")

@@ -37,7 +37,7 @@ def test_the_lease_of_a_reducer(real_server, real_client, background, until):
         acc.apply_grad(np.ones(LARGE, np.float32))
         until(lambda: acc.info().reducer)
         lease = real_client.hgetall(REDUCER)
-        assert lease.keys() == {b"holder", b"who", b"since_ms", b"stored", b"late"}
+        assert lease.keys() == {b"holder", b"who", b"stored", b"late"}
         assert 0 < real_client.pttl(REDUCER) <= 3000
         acc.apply_grad(np.ones(LARGE, np.float32))
         take.result()

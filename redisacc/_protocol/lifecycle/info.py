@@ -29,7 +29,7 @@ from redisacc._wire.scans import scan_command, scan_whole
 from redisacc._wire.sockets import Command
 from redisacc._wire.transport import Transport
 
-# Maximum number of attempts that are counted, and of takers that are listed.
+# Maximum number of takers that are listed.
 MOST = 1000
 
 
@@ -80,8 +80,6 @@ class AccumulatorInfo(RecordValues):
         total_weight: the sum of the weights of the gradients in the current round; ``num_accumulated`` if all are 1.
         partitions: the numbers p of the slots ``{NAME/p}`` that hold the parts of gradients; empty if that is the slot
             of the accumulator itself.
-        attempts: how many gradients are being written to partitions, or have parts there that are still to be removed;
-            at most 1000, also if there are more.
         quorum: the quorum of a take without ``num_required``.
         workers: the contributors to the current round: worker's name → number of its gradients.
         waiting: takers in the queue, in order of arrival; the first 1000, if there are more.
@@ -98,7 +96,6 @@ class AccumulatorInfo(RecordValues):
     """
 
     buffered: int
-    attempts: int
     workers: dict[str, int]
     waiting: list[WaitingTaker]
     unacknowledged: list[UnacknowledgedRound]
@@ -172,11 +169,10 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
     """
     parameters = ParameterKeys(keys.name)
     hashes = (keys.current.workers, keys.takers, keys.taken, keys.sessions, keys.crew)
-    record, buffered, attempts, queue, [metrics], [latest], clock, *firsts = transport.pipeline(
+    record, buffered, queue, [metrics], [latest], clock, *firsts = transport.pipeline(
         [
             Record.command(keys),
             ("HLEN", keys.current.buffered),
-            ("ZRANGE", keys.attempts, 0, MOST - 1),
             ("ZRANGE", keys.queue, 0, MOST - 1),
             ("HMGET", keys.record, "metrics"),
             # Where reducers update the parameters, it is the script that publishes them that ends a round.
@@ -201,7 +197,6 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
     return AccumulatorInfo(
         **{value.name: getattr(found, value.name) for value in fields(RecordValues)},
         buffered=int(buffered),
-        attempts=len(attempts),
         workers=in_round,
         waiting=waiting,
         unacknowledged=sorted((one for state, one in rounds if state == "granted"), key=lambda one: one.granted_at),

@@ -42,14 +42,13 @@ def facts_of(info: AccumulatorInfo) -> Facts:
     of = f" of {info.waiting[0].num_required}" if info.waiting else ""
     has_shape = info.round_shape is not None and info.kind != "tree"
     shape = f", each {declared_shape_text(info.round_shape)}" if has_shape else ""
-    attempts = f"; {count_text(info.attempts, 'attempt')} under way or over"
     dropped = f"{info.stale} stale, {info.repeated} repeated"
     limit = "" if info.buffer_limit == BUFFER_LIMIT_BY_WORKER else f" of {bytes_text(info.buffer_limit)}"
     return [
         ("step", str(info.global_step)),
         ("this round", (f"{counted}{of} gradients" if of else count_text(counted, "gradient")) + shape),
         ("buffered", f"{info.buffered} ({bytes_text(info.buffered_bytes)}{limit})"),
-        ("partitions", _partitions_text(info.partitions) + attempts if info.partitions else ""),
+        ("partitions", _partitions_text(info.partitions)),
         (
             "reducer",
             f"{reducer.who}: in time for {reducer.stored} rounds, late for {reducer.late}" if reducer else "",
