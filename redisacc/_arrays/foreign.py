@@ -1,4 +1,4 @@
-"""Arrays of other libraries: PyTorch, JAX, TensorFlow, scipy.sparse, and any other that supports DLPack.
+"""Arrays of other libraries: PyTorch, JAX, TensorFlow and scipy.sparse.
 
 None of these libraries is imported: a program that has one of their arrays has imported it. An array is recognized by
 the names of its classes, or by the attributes that its protocol asks for. Numbers that are in host memory are not
@@ -61,7 +61,7 @@ def host_array(value: object, what: str) -> object:
     A dense torch tensor becomes a numpy array, which shares its memory if the tensor is in host memory and is neither
     conjugated nor negated lazily. Tensors of other devices are copied to host memory. A tensor that requires gradients
     is detached. bfloat16 and the 8-bit floating-point types become the dtypes of ml_dtypes. A variable of TensorFlow
-    becomes the tensor it holds. An object that has nothing but DLPack is read through that.
+    becomes the tensor it holds.
 
     Args:
         value: anything.
@@ -75,7 +75,7 @@ def host_array(value: object, what: str) -> object:
         return value
     form = _form(value)
     if form is None:
-        return _through_dlpack(value, what) if _has_only_dlpack(value) else value
+        return value
     if isinstance(form, str):
         raise _refusal(value, what, form)
     array: Any = value
@@ -145,23 +145,6 @@ def _form(value: object) -> _Sparse | str | None:
         declared = all(hasattr(type(value), attribute) for attribute in _SLICES)
         return _WITH_SLICES if declared else None
     return None
-
-
-def _has_only_dlpack(value: object) -> bool:
-    """Returns whether a value has DLPack and nothing that numpy would look for first."""
-    kind = type(value)
-    if not hasattr(kind, "__dlpack__") or hasattr(kind, "__array__") or hasattr(kind, "__array_interface__"):
-        return False
-    try:
-        memoryview(value)  # type: ignore[arg-type]
-    except TypeError:
-        return True
-    return False
-
-
-def _through_dlpack(value: Any, what: str) -> object:
-    with _reading(value, what):
-        return np.from_dlpack(value)
 
 
 def _is_sparse_tensor(tensor: Any) -> bool:
