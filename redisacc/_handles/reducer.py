@@ -125,7 +125,7 @@ class Reducer(Closing):
             raise InvalidArgumentError("this reducer is already running")
         try:
             calls = Keys(self._pattern).calls
-            pubsub = pubsub_everywhere(self._transport, self._node)
+            pubsub = pubsub_everywhere(self._transport)
             with pubsub.listen_to_pattern(calls, self._hear_call):
                 self._work(pubsub)
         finally:

@@ -136,7 +136,7 @@ class Cluster:
 
     def exchange_at(self, address: str, commands: Sequence[Command], deadline: float) -> list[Any]:
         """Does the same for commands without keys, at the node of an address."""
-        return self._exchange_with(self._at(address), commands, _soon(deadline))
+        return self._exchange_with(self._node(_parsed(address)), commands, _soon(deadline))
 
     def exchange_with_masters(
         self, commands: Sequence[Command], deadline: float, *, reachable: bool = False
@@ -265,34 +265,23 @@ class Cluster:
         return found
 
     @contextlib.contextmanager
-    def subscriber(self, channel: str, tick: float) -> Iterator[Connection]:
-        """Yields a connection to the node that owns the slot of a channel, and disconnects it."""
-        node = self._owner(key_slot(channel), running_time() + _MAP_TIMEOUT)
+    def subscriber(self, place: int | None, tick: float) -> Iterator[Connection]:
+        """Yields a connection to the node that owns a slot, and disconnects it.
+
+        None means the master that has been well for the longest time.
+        """
+        node = self._owner(place, running_time() + _MAP_TIMEOUT)
         try:
-            with self._listening(node, tick) as connection:
+            with node.subscriber(place, tick) as connection:
                 yield connection
         except (SlotMovedError, ReplyError):
             # A node that has given a slot away knows the new owner before other nodes do.
             self._informed = _parsed(node.address)
             self._stale = True
             raise
-
-    @contextlib.contextmanager
-    def subscriber_at(self, address: str | None, tick: float) -> Iterator[Connection]:
-        """Does the same at the node of an address; None means at the master that has been well for the longest time."""
-        until = running_time() + _MAP_TIMEOUT
-        with self._listening(self._owner(None, until) if address is None else self._at(address), tick) as connection:
-            yield connection
-
-    @contextlib.contextmanager
-    def _listening(self, node: Node, tick: float) -> Iterator[Connection]:
-        try:
-            with node.subscriber("", tick) as connection:
-                yield connection
-        except FAULTS as error:
+        except FAULTS:
             # Nothing else may notice.
-            if not isinstance(error, (SlotMovedError, ReplyError)):
-                self._note_failure(node)
+            self._note_failure(node)
             raise
 
     def find_version(self, deadline: float) -> bool:
@@ -451,9 +440,6 @@ class Cluster:
             made = Node(self._way_to(address), self.losses, str(address), waits=self._waits)
             node = self._nodes.setdefault(address, made)
         return node
-
-    def _at(self, address: str) -> Node:
-        return self._node(_parsed(address))
 
     def _failure(self, address: Address) -> float:
         return self._failed_at.get(address, 0.0)

@@ -273,11 +273,11 @@ class Node:
         return more
 
     @contextlib.contextmanager
-    def subscriber(self, channel: str, tick: float) -> Iterator[Connection]:  # noqa: ARG002
+    def subscriber(self, place: int | None, tick: float) -> Iterator[Connection]:  # noqa: ARG002
         """Yields a connection to listen on, and disconnects it. A single server has every channel.
 
         Args:
-            channel: plays no role here.
+            place: plays no role here.
             tick: how long the connection listens before it returns without a message, in seconds.
         """
         connection = self._opener.open(tick)

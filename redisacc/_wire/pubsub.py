@@ -66,31 +66,20 @@ class _Subscription:
     idle_since: float = math.inf
 
 
-@dataclass(frozen=True)
-class Everywhere:
-    """Where to listen to messages that every node of a cluster passes on.
-
-    Attributes:
-        node: the address of the node; None means any that is reached.
-    """
-
-    node: str | None = None
-
-
 class PubSub:
     """A pub/sub connection to one server. Its thread or task runs while it has listeners, and for some seconds after.
 
     Args:
         transport: the way to the server, or to the cluster.
-        everywhere: where to listen; None means at the node that owns the slot of the channels.
+        place: the slot of the channels; None means any node will do.
 
     Attributes:
         refusal: why the server's access rules refuse a channel; "" if they do not.
     """
 
-    def __init__(self, transport: Transport, everywhere: Everywhere | None = None) -> None:
+    def __init__(self, transport: Transport, place: int | None) -> None:
         self.refusal = ""
-        self._everywhere = everywhere
+        self._place = place
         # Weak, because the transport is the key by which this object is found. Listeners hold the transport.
         self._transport = weakref.ref(transport)
         self._waits = transport.waits
@@ -175,8 +164,8 @@ class PubSub:
         linger = LINGER
         while not self._done(linger) and (transport := self._transport()) is not None:
             try:
-                prefix, channel = "S" if transport.has_sharded_channels() else "", self._any_channel()
-                with self._subscriber(transport, channel) as connection:
+                prefix = "S" if transport.has_sharded_channels() else ""
+                with transport.subscriber(self._place, IDLE_CHECK_INTERVAL) as connection:
                     linger = LINGER
                     try:
                         self._subscribe(connection, prefix)
@@ -204,11 +193,6 @@ class PubSub:
                 self.refusal = str(error) if refused else ""
                 self._waits.sleep(REFUSED_PAUSE if refused else RECONNECT_PAUSE)
 
-    def _subscriber(self, transport: Transport, channel: str) -> contextlib.AbstractContextManager[Connection]:
-        if self._everywhere is None:
-            return transport.subscriber(channel, IDLE_CHECK_INTERVAL)
-        return transport.subscriber_at(self._everywhere.node, IDLE_CHECK_INTERVAL)
-
     def _done(self, linger: float) -> bool:
         """Unsubscribes from channels that were left long ago. Returns True if none remains: the thread has to end."""
         with self._lock:
@@ -222,10 +206,6 @@ class PubSub:
             self._running = False
             self._connection = None
             return True
-
-    def _any_channel(self) -> str:
-        with self._lock:
-            return next(name for _, name in self._subscriptions)
 
     def _sent(self, command: str) -> str:
         """Returns a command as this server needs it. There are no patterns of channels that belong to slots."""
@@ -281,7 +261,7 @@ def _text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
-_pubsubs: weakref.WeakKeyDictionary[Transport, dict[int | Everywhere | None, PubSub]] = weakref.WeakKeyDictionary()
+_pubsubs: weakref.WeakKeyDictionary[Transport, dict[int | None, PubSub]] = weakref.WeakKeyDictionary()
 _pubsubs_lock = forks.lock()
 
 
@@ -290,23 +270,17 @@ def pubsub_of(transport: Transport, channel: str) -> PubSub:
     return _pubsub_at(transport, transport.place_of(channel))
 
 
-def pubsub_everywhere(transport: Transport, node: str | None = None) -> PubSub:
-    """Returns the pub/sub connection for messages that belong to no slot, which every node of a cluster passes on.
-
-    Args:
-        transport: the way to the server, or to the cluster.
-        node: the address of the node of the cluster to listen at; None means any that is reached.
-    """
-    return _pubsub_at(transport, None if transport.cluster is None else Everywhere(node))
+def pubsub_everywhere(transport: Transport) -> PubSub:
+    """Returns the pub/sub connection for messages that belong to no slot, which every node of a cluster passes on."""
+    return _pubsub_at(transport, None)
 
 
-def _pubsub_at(transport: Transport, place: int | Everywhere | None) -> PubSub:
+def _pubsub_at(transport: Transport, place: int | None) -> PubSub:
     with _pubsubs_lock:
         of_transport = _pubsubs.setdefault(transport, {})
         pubsub = of_transport.get(place)
         if pubsub is None:
-            pubsub = PubSub(transport, place if isinstance(place, Everywhere) else None)
-            of_transport[place] = pubsub
+            pubsub = of_transport[place] = PubSub(transport, place)
         return pubsub
 
 

@@ -411,19 +411,14 @@ class Transport:
         """Returns what channels must have in common if one connection is to listen to them: the slot in a cluster."""
         return None if self.cluster is None else key_slot(channel)
 
-    def subscriber(self, channel: str, tick: float) -> contextlib.AbstractContextManager[Connection]:
-        """Yields a connection on which the messages of a channel arrive, and disconnects it.
+    def subscriber(self, place: int | None, tick: float) -> contextlib.AbstractContextManager[Connection]:
+        """Yields a connection on which the messages of some channels arrive, and disconnects it.
 
         Args:
-            channel: the channel.
+            place: what ``place_of`` says of the channels; None means every node passes their messages on.
             tick: how long the connection listens before it returns without a message, in seconds.
         """
-        return self._server.subscriber(channel, tick)
-
-    def subscriber_at(self, node: str | None, tick: float) -> contextlib.AbstractContextManager[Connection]:
-        """Does the same at one node of a cluster, given its address; None means at any that is reached."""
-        assert self.cluster is not None, "a single server has one way to listen"
-        return self.cluster.subscriber_at(node, tick)
+        return self._server.subscriber(place, tick)
 
     def _exchange(self, commands: Sequence[Command], beside: str | None = None) -> list[Any]:
         """Sends commands until they are answered or the time is up. Replies may be errors."""

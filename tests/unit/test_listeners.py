@@ -25,7 +25,7 @@ class _Waits:
 
 def test_a_listener_for_which_there_was_no_thread_leaves_nothing_behind():
     transport = connect("redis://localhost:1")
-    pubsub = PubSub(transport)
+    pubsub = PubSub(transport, None)
     waits = _Waits(transport.waits)
     pubsub._waits = waits
     with pytest.raises(RuntimeError, match="thread"), pubsub.listen("c", print, confirmed=False):

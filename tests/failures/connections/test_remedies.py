@@ -70,7 +70,7 @@ class Situations:
     def pool_in_use(self):
         client = self._enter(redis.Redis(host="127.0.0.1", port=self._server.port, max_connections=1))
         self._transport = connect(client)
-        self._enter(self._transport.subscriber("channel", 1.0))
+        self._enter(self._transport.subscriber(None, 1.0))
         return client
 
 
