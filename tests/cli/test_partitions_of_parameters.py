@@ -43,7 +43,7 @@ def test_a_first_version_under_way_can_only_be_deleted(cli, client, proxy):
 
     begin()
     assert cli("show", "w").exit_code == 3
-    assert "w: parameters whose first version somebody has begun to publish" in cli("rm", "w", "--yes").stderr
+    assert "w: parameters without a version: somebody has begun to publish" in cli("rm", "w", "--yes").stderr
     assert remaining(client) == []
     begin()
     assert cli("doctor", "--fix").stdout == "no garbage\n"

@@ -243,78 +243,59 @@ def _old_enough(transport: Transport, keys: Keys, older_than: datetime.timedelta
     Raises:
         NotFoundError: nothing has, and no age is asked for.
     """
-    try:
-        contents = contents_of(transport, keys)
-    except NotFoundError:
-        if older_than is None:
-            raise
-        return []
-    if older_than is not None and not all(of.age is not None and of.age >= older_than for of in contents):
-        return []
-    return contents
+    contents = contents_of(transport, keys)
+    if older_than is None:
+        if not contents:
+            raise NotFoundError(f"there is no accumulator {shown(keys.name)}, and there are no parameters of this name")
+        return contents
+    return contents if all(of.age is not None and of.age >= older_than for of in contents) else []
 
 
 def contents_of(transport: Transport, keys: Keys) -> list[_Contents]:
-    """Returns what has this name: an accumulator, parameters, or both.
+    """Returns what has this name: an accumulator, parameters, both, or nothing.
 
     Raises:
-        NotFoundError: nothing has.
+        CorruptDataError: redisacc did not write a record of this name.
     """
-    parameters = _look_at_parameters(transport, ParameterKeys(keys.name))
-    try:
-        return [_look_at_accumulator(transport, keys), *parameters]
-    except NotFoundError:
-        if not parameters:
-            raise
-        return parameters
+    parameters, contents = ParameterKeys(keys.name), list[_Contents]()
+    for record, look, delete in (
+        (keys.record, partial(_look_at_accumulator, transport, keys), partial(deletion.delete, transport, keys)),
+        (
+            parameters.record,
+            partial(_look_at_parameters, transport, parameters),
+            partial(delete_parameters, transport, parameters),
+        ),
+    ):
+        # Read before what is shown: if the name is created again in between, that is not deleted.
+        incarnation = transport.call("HGET", record, "incarnation")
+        if incarnation is None and not transport.call("EXISTS", record):
+            continue
+        try:
+            text, age = look()
+        except CorruptDataError as error:
+            # Deleted nevertheless, if the record says what it belongs to.
+            text, age = f"unreadable ({printable(str(error))})", None
+        if not incarnation or not incarnation.isascii():
+            raise CorruptDataError(f"{record}: incarnation holds {shown(incarnation)}, which redisacc did not write")
+        contents.append(_Contents(text, partial(delete, incarnation.decode().removeprefix(DELETING)), age))
+    return contents
 
 
-def _look_at_parameters(transport: Transport, keys: ParameterKeys) -> list[_Contents]:
-    def contents(incarnation: str, text: str, age: datetime.timedelta | None = None) -> list[_Contents]:
-        delete = partial(delete_parameters, transport, keys, incarnation.removeprefix(DELETING))
-        return [_Contents(text, delete, age)]
-
-    try:
-        info = read_parameters_info(transport, keys)
-        text = "parameters that are being deleted"
-    except CorruptDataError as error:
-        info, text = None, f"unreadable parameters ({printable(str(error))})"
-    if info is not None:
-        leaves = count_text(info.leaves, "leaf", "leaves")
-        return contents(info.incarnation, f"parameters of step {info.step}, {leaves}", info.read_at - info.published_at)
-    incarnation = transport.call("HGET", keys.record, "incarnation")
-    if incarnation is None and not transport.call("EXISTS", keys.record):
-        return []
-    if not incarnation or not incarnation.isascii():
-        raise CorruptDataError(f"{keys.record}: incarnation holds {shown(incarnation)}, which redisacc did not write")
-    if not text.startswith("unreadable") and not incarnation.startswith(DELETING.encode()):
-        text = "parameters whose first version somebody has begun to publish"
-    return contents(incarnation.decode(), text)
+def _look_at_parameters(transport: Transport, keys: ParameterKeys) -> tuple[str, datetime.timedelta | None]:
+    """Returns what the parameters are, and their age."""
+    info = read_parameters_info(transport, keys)
+    if info is None:
+        return "parameters without a version: somebody has begun to publish or to delete them", None
+    text = f"parameters of step {info.step}, {count_text(info.leaves, 'leaf', 'leaves')}"
+    return text, info.read_at - info.published_at
 
 
-def _look_at_accumulator(transport: Transport, keys: Keys) -> _Contents:
-    age = None
-    try:
-        info = read_info(transport, keys)
-    except CorruptDataError as error:
-        # Unreadable data are deleted nevertheless, if the record says which accumulator they belong to.
-        found = transport.call("HGET", keys.record, "incarnation")
-        if not found or not found.isascii():
-            raise
-        incarnation, text = found.decode(), f"unreadable ({printable(str(error))})"
-    else:
-        incarnation, text = info.incarnation, _contents_text(info)
-        if not info.chief and not info.waiting:
-            age = info.read_at - info.last_activity
-    # The incarnation that was shown: the name may have been created again since then.
-    delete = partial(deletion.delete, transport, keys, incarnation.removeprefix(DELETING))
-    return _Contents(text, delete, age)
-
-
-def _contents_text(info: AccumulatorInfo) -> str:
+def _look_at_accumulator(transport: Transport, keys: Keys) -> tuple[str, datetime.timedelta | None]:
+    """Returns what the accumulator holds, and its age."""
+    info = read_info(transport, keys)
     text = f"step {info.global_step}, {count_text(info.num_accumulated, 'gradient')} in the round"
     if info.unacknowledged:
         text += f", {count_text(len(info.unacknowledged), 'round')} taken but not acknowledged"
     if info.waiting:
         text += f", {count_text(len(info.waiting), 'waiting taker')}"
-    return text
+    return text, None if info.chief or info.waiting else info.read_at - info.last_activity
