@@ -26,7 +26,7 @@ def test_rates_are_per_second(open_dense):
 def test_what_is_said_of_one(open_dense):
     acc = open_dense("float32", [1], "w")
     info = acc.info()
-    reducer = ReducerInfo("box:1", info.read_at, 3, 3)
+    reducer = ReducerInfo("box:1", 3, 3)
     view = View(info)
     view.add(dataclasses.replace(info, unacknowledged=[None] * 12, reducer=reducer))
     start = info.read_at - datetime.timedelta(seconds=1)
