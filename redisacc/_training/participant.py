@@ -15,8 +15,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal, Self, TypeVar
 
-from redis.backoff import ExponentialBackoff
-
 from redisacc._arrays import validation
 from redisacc._clock import durations, running_time
 from redisacc._handles.base import host_and_process
@@ -32,8 +30,6 @@ from redisacc._wire.waits import Waits
 from redisacc.errors import OutcomeUnknownError, ServerUnavailableError
 
 Value = TypeVar("Value")
-
-_BACKOFF = ExponentialBackoff(cap=1.0, base=0.1)
 
 
 class Patience:
@@ -92,7 +88,7 @@ class Patience:
                 failures += 1
                 if failures == 1:
                     began = tried
-                pause = _BACKOFF.compute(failures)
+                pause = min(0.1 * failures, 1.0)
                 if running_time() + pause - began >= self._seconds:
                     raise
                 if isinstance(error, OutcomeUnknownError) and not in_steps:

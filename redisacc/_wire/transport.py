@@ -465,7 +465,8 @@ class Transport:
             raise rejection_of(error, self.address) from error
         if isinstance(error, ReplyError) and error.code not in PASSING:
             raise refusal_of(error) from error
-        pause = _BACKOFF.compute(failures)
+        # Beyond 1,023 of them, it would raise OverflowError.
+        pause = _BACKOFF.compute(min(failures, 9))
         if failures == 2 and deadline - running_time() > PATIENT:
             # The first attempt may have met a connection that had been idle for too long. Polls are brief, and their
             # callers log outages themselves.
