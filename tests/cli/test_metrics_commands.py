@@ -105,15 +105,6 @@ def test_export(export, cli_json, training):
     assert any(line.startswith('redisacc_step_seconds{accumulator="t"} ') for line in lines)
 
 
-def test_export_has_a_limit_on_metrics(export, open_dense):
-    acc = open_dense("float32", [1], "w")
-    for half in ("ab", "cd"):
-        acc.apply_grad([1.0], metrics={f"{letter}{number}": 1.5 for letter in half for number in range(16)})
-    acc.take_grad(2)
-    exported = [line for line in export("w").scrape() if line.startswith("redisacc_metric{")]
-    assert len(exported) == 32
-
-
 def test_the_last_step_is_announced_by_each_chief(cli, real_client):
     record = "redisacc:{t}:parameters"
     with redisacc.Chief("t", {"w": np.zeros(2)}, workers=1, redis=real_client) as chief:

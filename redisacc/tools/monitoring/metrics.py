@@ -133,7 +133,7 @@ SERIES = (
     Series(
         "metric",
         "Mean of a metric over the gradients of the latest round that had any.",
-        lambda view: list(view.info.metrics.items())[:_MOST_METRICS],
+        lambda view: view.info.metrics.items(),
         "metric",
     ),
     Series("worker_missing", "1 if a worker is late or gone, and the run is not finished.", _missing, "worker"),
@@ -146,8 +146,6 @@ SERIES = (
 
 # Seconds after which the server counts as down. By default, Prometheus gives up a scrape after ten.
 _TIMEOUT = 3.0
-# Maximum number of metrics of a round that become labels: as many as a gradient may have.
-_MOST_METRICS = 32
 
 # What Prometheus gets of a server: an attribute of ``Node`` → a name and a text.
 _NODES = {
