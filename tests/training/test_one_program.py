@@ -333,7 +333,7 @@ def test_what_its_worker_has_is_published_in_as_many_partitions(join, training, 
 
 @pytest.mark.loses_data
 @pytest.mark.usefixtures("time_runs")
-def test_the_process_that_leads_goes_back_to_no_older_data(join, proxy, real_client, until, monkeypatch):
+def test_the_process_that_leads_goes_back_to_no_older_data(proxy, join, real_client, until, monkeypatch):
     """Its leader restores what is newer. With fused=False, its weights are the only ones of that step."""
     one = join(workers=1, redis=proxy.url, update=add)
     looks, kept, look = [], [], redisacc.Parameters.step
