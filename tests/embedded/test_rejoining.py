@@ -32,7 +32,7 @@ def test_a_node_without_its_directory_returns(executable, until, replicas, lost)
     release = find_program(executable).release
     with Cluster(2, replicas, executable=executable) as cluster:
         node = cluster.nodes[lost]
-        others = [other for other in cluster.nodes if other is not node]
+        others = [other.where for other in cluster.nodes if other is not node]
         identity = node.ask("CLUSTER", "MYID")
         node.stop()
         node.configure(configuration_of(identity, others, release))
@@ -67,7 +67,7 @@ def test_a_replica_that_the_others_vote_for_while_it_is_told_to_take_over(execut
         master, other, replica, _ = cluster.nodes
 
         class Elected:
-            host, port = replica.host, replica.port
+            host, port = replica.where.host, replica.where.port
 
             def ask(self, *command):
                 for _ in range(1 + ("TAKEOVER" in command)):
@@ -76,7 +76,7 @@ def test_a_replica_that_the_others_vote_for_while_it_is_told_to_take_over(execut
 
         identity = master.ask("CLUSTER", "MYID")
         master.stop()
-        hand_over(identity, [other, Elected()], time.monotonic() + 30)
+        hand_over(identity, [other.where, Elected()], time.monotonic() + 30)
         assert own_slots(replica)
 
 

@@ -941,7 +941,7 @@ OPERATIONS = {
     "apply in parts": Apply(**IN_PARTS),
     "apply in partitions": Apply(**SPREAD),
     "apply large": Apply(**LARGE),
-    "apply encoded": Apply(**LARGE, arguments={"encoding": "int8"}),
+    "apply encoded": Apply(**LARGE, options={"encoding": "int8"}),
     "apply rows": Apply(kind="rows"),
     "apply rows in parts": Apply(kind="rows", **IN_PARTS),
     "apply a tree": Apply(**TREE),
