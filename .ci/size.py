@@ -20,7 +20,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIMITS = {"redisacc/": 277_220, "redisacc/, other files": 17_100, "lua/": 1_679, "tests/": 459_940}
+LIMITS = {"redisacc/": 277_220, "redisacc/, other files": 17_100, "lua/": 1_679, "tests/": 459_950}
 
 _COUNTED = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 _FSTRING_START, _FSTRING_END = getattr(tokenize, "FSTRING_START", None), getattr(tokenize, "FSTRING_END", None)
