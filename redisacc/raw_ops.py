@@ -292,7 +292,7 @@ def _remember(accumulator: ConditionalAccumulatorBase[Any], redis: object) -> st
     return ref
 
 
-# Not a context manager: in the call that ends it, a signal handler could raise when a round is about to be returned.
+# Not a context manager: a signal handler could raise while its block ends, and a round that was taken would be lost.
 def _use(kind: type[Accumulator], handle: str, redis: object, call: Callable[[Accumulator], Value]) -> Value:
     """Returns what a call returns with the accumulator of a handle, and forgets the accumulator if it is gone."""
     keys = Keys.of_ref(handle)

@@ -17,7 +17,7 @@
 | `until(condition)` | waits for a condition and returns its first true value |
 | `durations(opening=0.3)` | changes how long the library waits for something |
 | `proxy` | a proxy before the server: faults, and `proxy.before("take", action)`; open handles at `proxy.where` |
-| `outages` | `outages.begin_after(number)`: an outage after so many requests, until a process says that it waits |
+| `outages` | `outages.begin_after(number)`: no server after so many requests, until a process says that it waits |
 | `full_disk()` | in this block, no file of this process becomes larger than 128 KiB |
 | `clock` | moves the time of the library and the server: `clock.advance(10.0)`; processes with `clock.env` follow |
 | `nobody_is_late` | keeps workers from being late in this process, however slow the machine is |

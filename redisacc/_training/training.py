@@ -115,7 +115,7 @@ class Training(Closing):
         ServerUnavailableError: no server answers.
     """
 
-    # What leads in this process.
+    # The chief in this process, while this process leads.
     _leader: Chief | None = None
 
     @with_options(TrainingOptions, {})

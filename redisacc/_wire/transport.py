@@ -287,9 +287,9 @@ class Transport:
         return packed
 
     def repeat(self, packed: PackedCommands, *, timeout: float) -> tuple[list[bytes], list[Any]]:
-        """Does the same as ``run_and_read``, for what was prepared, and tries for so many seconds to reach the server.
+        """Sends prepared commands as ``run_and_read`` does, and tries for ``timeout`` seconds to reach the server.
 
-        That is a parameter because ``limited`` would cost each poll more than all else here.
+        ``timeout`` is a parameter because ``limited`` would cost each poll more than all else here.
         """
         return self._run(packed.script, packed, 0, timeout)
 

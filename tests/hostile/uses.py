@@ -305,7 +305,7 @@ def served(url):
         yield one.url.rstrip("/")
     finally:
         err = one.stop()
-        # What it could not show.
+        # Errors about what it could not show are on standard error.
         assert (raw_text(err), "Traceback" in err) == ([], False), err
 
 

@@ -59,7 +59,7 @@ def test_after_a_loss_of_data_it_begins_anew_and_the_last_step_is_announced_agai
 
 @contextlib.contextmanager
 def two_steps(client, **metrics):
-    """Yields a training that has made two steps with these metrics. Its history is deleted with it."""
+    """Yields a training that has made two steps with these metrics, and then deletes it with its history."""
     with redisacc.Training(
         "train", {"w": np.zeros(2)}, workers=1, number=0, redis=client, **HOWS["update"]
     ) as training:

@@ -40,8 +40,8 @@ def test_a_chief_says_it_once_and_its_successor_adopts_it(training):
     assert remaining(training.client) == []
 
 
-# Parameters, which workers wait for, also one that joins only then; or a gradient, without which neither the program of
-# this chief could continue, nor that of the next one.
+# What a node has lost. Workers wait for parameters, and so does one that joins only then. Without a gradient, neither
+# this chief nor the next one could continue.
 LOST = {
     "blob": "a node has lost a part of the parameters of step 0; publishing them again",
     "part": "Beginning step 0 again: its workers apply their gradients again",

@@ -1,4 +1,4 @@
-"""What the leases of reducers say together, and the channels of partitions."""
+"""How the leases of several reducers are read as one, and which channels partitions have."""
 
 from redisacc._format.entries import parse_leases
 from redisacc._format.keys import Keys

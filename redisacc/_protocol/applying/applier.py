@@ -41,7 +41,7 @@ class Applier:
     Args:
         way: how they reach the server.
         requests: sends requests exactly once.
-        encoding: how elements of float32 travel in gradients that are buffered.
+        encoding: the encoding of float32 elements in buffered gradients.
         in_place_limit: the most elements of a gradient that is added in place; 0: every gradient is buffered. It does
             not count if sums follow the workers' numbers: in place, gradients are added when they arrive.
         staleness_weighs: whether the server multiplies gradients by a factor for their staleness.
@@ -184,7 +184,7 @@ class Applier:
         """Counts the gradient of an upload, as ``apply`` does. If the upload has failed, sends the whole gradient.
 
         Args:
-            upload: the upload, of which all leaves have been put.
+            upload: the upload. All leaves have been put.
             whole: returns the gradient.
             weight: as for ``apply``.
             notes: as for ``apply``.

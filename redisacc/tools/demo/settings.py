@@ -1,4 +1,4 @@
-"""What a run consists of: the options of the demo's programs, and the settings of its model."""
+"""The options of the demo's programs, and the settings of its model."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ Tree = dict[str, Any]
 # The leaves of which a gradient holds rows.
 SPARSE = ("input", "output")
 
-# What each sum of squares begins with. From zero, a gradient that is zero up to rounding would move a parameter by the
-# full rate in either direction.
+# The first value of each sum of squares. If it were zero, a gradient that is only a rounding error would move a
+# parameter by the full rate.
 SQUARES = 0.1
 
 # A seed is split into these sequences, so that no two uses of it draw the same numbers.
@@ -169,7 +169,7 @@ def _sigmoid_and_softplus(score: Array) -> tuple[Array, Array]:
 
 
 def initial_squares(parameters: Tree) -> Tree:
-    """Returns what Adagrad begins with."""
+    """Returns the first sums of squares for Adagrad."""
     return {leaf: np.full_like(parameters[leaf], SQUARES) for leaf in (*SPARSE, "position")}
 
 

@@ -67,7 +67,7 @@ def losses(data):
 
 
 def begun(data, open_acc, number=2):
-    """Returns handles, of which the second has taken a round since the data were kept. The first is its worker's."""
+    """Returns handles. The second has taken a round since the data were kept; the first applied its gradient."""
     handles = [open_acc() for _ in range(number)]
     apply(handles[0], 1)
     data.keep()
